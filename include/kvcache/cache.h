@@ -1,0 +1,128 @@
+// kvcache/cache.h - the contract between a forward and its memory.
+//
+// Whoever owns the loop opens a Step, passes it to the forward, commits it. The
+// forward sees only the Step and never learns which cache is behind it.
+// B rows and T tokens of the step, H key/value heads, D head size, C conv
+// channels, Kc = conv kernel - 1. docs/cache-contract.md has the verbs x kinds.
+#pragma once
+
+#include "kvcache/types.h"  // Tensor, CacheSpec, StepSpec, KvView, Checkpoint
+
+namespace kvcache {
+
+class Cache;
+struct StepData;  // what a kind sees of an open step: kvcache/detail/step_data.h
+
+// An open step, abandoned if destroyed before commit(). Must not outlive its
+// cache. References and views are good until it is committed or destroyed.
+class [[nodiscard]] Step {
+ public:
+  Step(Step&& other) noexcept;
+  Step& operator=(Step&& other) noexcept;
+  ~Step();
+
+  int64_t rows() const;             // B of this step
+  int64_t tokens() const;           // T, padding included
+  const Tensor& positions() const;  // [B, T] int64; 0 where dead
+  const Tensor& limits() const;     // [B, T] int64; position + 1, dead: 0
+  bool live(int64_t row, int64_t token) const;
+
+  // Stores `k`, `v` [B, H, T, D] of the new tokens; returns what to attend to.
+  const KvView& update(int64_t layer, const Tensor& k, const Tensor& v);
+  // update() without the copy: the caller writes `cells` in the view's format.
+  const KvView& reserve(int64_t layer);
+  const StateView& state(int64_t layer);
+  // `x` [B, C, T] behind the saved inputs: [B, C, Kc + T]; column Kc + t is
+  // token t, the inputs before the first live token stand right before it, dead
+  // columns are 0. Writes the layer's next_conv.
+  Tensor extend_conv(int64_t layer, const Tensor& x);
+  void commit();  // throws if a layer was left out; the step is then still open
+
+ private:
+  friend class Cache;
+  explicit Step(Cache& cache) noexcept : cache_(&cache) {}
+  StepData& data() const;
+  Cache* cache_;  // nullptr once closed; the data lives in the cache, reused
+};
+
+// Memory of B rows. Not thread-safe; distinct caches are independent.
+//
+// Errors: c10::Error, and nothing has changed. Between-step calls throw while a
+// step is open. A step that does not commit leaves all tokens as they were.
+class Cache {
+ public:
+  virtual ~Cache();
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  const CacheSpec& spec() const noexcept;
+  std::span<const int64_t> lengths() const noexcept;  // [rows], live tokens
+  int64_t capacity() const noexcept;  // most tokens a row holds; unbounded: max
+  uint64_t address_epoch() const noexcept;  // types: see docs, "epoch"
+  virtual std::string describe() const = 0;  // one line for people
+
+  Step begin_step(const StepSpec& step = {});  // throws if `count` does not fit
+  bool fits(int64_t tokens) const;  // would a step of so many fit in every row
+
+  // Keeps at most lengths[b] tokens of row b; a longer target is no change.
+  // lengths() says what was kept, the result how many to feed again, and why.
+  Truncation truncate(std::span<const int64_t> lengths);
+  Truncation truncate(int64_t length);
+  Truncation drop_last(int64_t tokens);  // of every row; at most all of it
+  void mark();             // a restore point in every row, if there are states
+  void mark(int64_t row);
+  void reset();            // no tokens, same memory, same addresses
+  void reset(int64_t row);
+  // Row i becomes what rows[i] was. Another row count: new memory, new epoch.
+  void reorder(std::span<const int64_t> rows);
+  void repeat_rows(int64_t times);  // 0 0 1 1 ..., for `times` beams a row
+  std::unique_ptr<Cache> fork() const;
+
+  // One row: K/V of [0, length), its restore points, and one at the length.
+  Checkpoint checkpoint(int64_t row) const;
+  Truncation restore(const Checkpoint& from, int64_t row,
+                     std::optional<int64_t> length = {});
+  // Plain copies of one attention layer, [B, H, longest, D], 0 past a length.
+  KvTensors export_kv(int64_t layer) const;
+  // Replaces all rows; one pair per layer [B, H, >= lengths, D]. No recurrent
+  // layers: their state is not in K/V, so use restore() for those.
+  void import_kv(std::span<const KvTensors> layers,
+                 std::span<const int64_t> lengths);
+
+  MemoryReport memory() const;
+  std::vector<std::string> validate() const;  // broken invariants; empty: sound
+
+ protected:  // Arguments are checked; Cache does lengths, order and states.
+  enum class States : uint8_t { kCopy, kSwap };  // kSwap: addresses may move
+  Cache(CacheSpec spec, States states);
+  void raise_epoch() noexcept;
+
+  virtual int64_t do_window(int64_t longest) const;      // a bucket
+  virtual void do_begin_host(StepData& step);            // never recorded
+  virtual void do_begin_device(StepData& step) = 0;      // views; recorded
+  virtual void do_reserve(StepData& step, int64_t layer);  // concat: grows
+  virtual void do_write(StepData& step, const KvView& to, const Tensor& k,
+                        const Tensor& v);
+  virtual void do_commit(StepData& step) noexcept;       // concat: swaps
+  virtual void do_reset(int64_t row);
+  virtual void do_truncated();                           // lengths() is new
+  virtual bool do_holds(int64_t row, int64_t length) const;  // ring: cut there?
+  virtual void do_export(int64_t row, Checkpoint& to) const = 0;
+  virtual void do_import(int64_t row, const Checkpoint& from, int64_t n) = 0;
+  virtual void do_reorder(std::span<const int64_t> rows) = 0;
+  virtual std::unique_ptr<Cache> do_make() const = 0;    // empty, same spec
+  virtual void do_memory(MemoryReport& report) const = 0;
+  virtual void do_validate(std::vector<std::string>& broken) const;
+
+ private:
+  friend class Step;
+  friend class StepGraph;  // runs the halves of a step
+  struct Impl;             // lengths, states, restore points, the open step
+  std::unique_ptr<Impl> impl_;
+};
+
+// Bytes that `tokens` tokens in each of spec.rows rows need, states included;
+// what an in-place kind of that capacity allocates.
+size_t bytes_needed(const CacheSpec& spec, int64_t tokens);
+
+}  // namespace kvcache
