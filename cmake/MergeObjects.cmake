@@ -1,0 +1,50 @@
+# kvcache_merge_objects(name object_library...) - one library out of object
+# libraries, with what they link, as kvcache::<name without "kvcache_">.
+#
+# Linking the object libraries themselves would put them into the package; only
+# their objects go in, and of what they link all but each other. An object
+# library that does not exist is passed over.
+function(kvcache_merge_objects name)
+  set(objects "")
+  set(links kvcache::kvcache)
+  foreach(part ${ARGN})
+    if(NOT TARGET ${part})
+      continue()
+    endif()
+    list(APPEND objects $<TARGET_OBJECTS:${part}>)
+    get_target_property(part_links ${part} LINK_LIBRARIES)
+    if(part_links)
+      list(APPEND links ${part_links})
+    endif()
+  endforeach()
+  if(NOT objects)
+    return()
+  endif()
+  list(REMOVE_DUPLICATES links)
+  list(REMOVE_ITEM links ${ARGN} kvcache)
+  add_library(${name} STATIC ${objects})
+  string(REPLACE kvcache_ kvcache:: alias ${name})
+  add_library(${alias} ALIAS ${name})
+  string(REPLACE kvcache_ "" export ${name})
+  set_target_properties(${name} PROPERTIES EXPORT_NAME ${export} LINKER_LANGUAGE CXX)
+  target_link_libraries(${name} PUBLIC ${links})
+  target_compile_features(${name} PUBLIC cxx_std_20)
+endfunction()
+
+# Sets `out` to the object library `name` and all that it links of its kind:
+# objects do not travel through another object library's link interface.
+function(kvcache_object_closure name out)
+  set(closure ${name})
+  set(pending ${name})
+  while(pending)
+    list(POP_FRONT pending next)
+    get_target_property(links ${next} LINK_LIBRARIES)
+    foreach(link ${links})
+      if(link MATCHES "^kvcache_model_[a-z]+$" AND NOT link IN_LIST closure)
+        list(APPEND closure ${link})
+        list(APPEND pending ${link})
+      endif()
+    endforeach()
+  endwhile()
+  set(${out} ${closure} PARENT_SCOPE)
+endfunction()

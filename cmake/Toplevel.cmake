@@ -1,0 +1,15 @@
+# Choices for a build of kvcache itself, which a project that takes it in by
+# add_subdirectory makes for itself.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+find_program(CCACHE ccache)
+if(CCACHE)
+  foreach(language CXX CUDA)
+    if(NOT CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER "${CCACHE}")
+    endif()
+  endforeach()
+endif()
