@@ -11,6 +11,7 @@
 
 #include "kvcache/cache.h"
 #include "kvcache/model/config.h"
+#include "kvcache/model/language_model.h"
 #include "kvcache/model/log.h"
 #include "kvcache/model/weights.h"
 
@@ -22,19 +23,14 @@ struct LoadOptions {
   std::function<void(double fraction)> progress = {};  // 0 to 1
 };
 
-struct ForwardOptions {
-  Role role = Role::kPrefill;
-  bool all_logits = false;  // else of each row's last live token only
-};
-
 // Weights and the forward over them. Immutable after load: safe to share
 // between threads, each with a cache of its own. Evaluation only.
-class Transformer {
+class Transformer final : public LanguageModel {
  public:
   // Weights from `source`, checked against `config`, packed once.
   Transformer(ModelConfig config, const WeightSource& source,
               const LoadOptions& options = {});
-  ~Transformer();
+  ~Transformer() override;
 
   const ModelConfig& config() const noexcept;
   at::ScalarType dtype() const noexcept;  // of weights, activations, K/V
@@ -42,18 +38,21 @@ class Transformer {
   bool row_exact(Role role) const noexcept;
   bool roles_agree() const noexcept;
   size_t weight_bytes() const noexcept;
-  // What a cache for this model must be made for.
-  CacheSpec cache_spec(int64_t rows, std::optional<int64_t> capacity) const;
-  // Throws, naming the layer, if a cache was not made for this model.
-  void check_cache(const CacheSpec& spec) const;
 
-  // `ids` [B, T] int64, as the step's rows and tokens; ids of dead tokens are
-  // not read. Returns float32 logits [B, 1, V], or [B, T, V] with all_logits;
-  // 0 for dead tokens and idle rows. Does not commit.
+  int64_t vocab_size() const noexcept override { return config().vocab_size; }
+  int64_t context_length() const noexcept override {
+    return config().context_length;
+  }
+  std::span<const int64_t> end_tokens() const noexcept override {
+    return config().eos_ids;
+  }
+  CacheSpec cache_spec(int64_t rows,
+                       std::optional<int64_t> capacity) const override;
+  void check_cache(const CacheSpec& spec) const override;
   Tensor forward(const Tensor& ids, Step& step,
-                 const ForwardOptions& options = {}) const;
-  // The oracle: no memory at all, positions from 0, every key recomputed.
-  Tensor forward(const Tensor& ids, const ForwardOptions& options = {}) const;
+                 const ForwardOptions& options = {}) const override;
+  Tensor forward(const Tensor& ids,
+                 const ForwardOptions& options = {}) const override;
 
  private:
   struct Impl;

@@ -1,0 +1,44 @@
+// kvcache/model/language_model.h - what generation asks of a model.
+//
+// Transformer is one. A forward of your own that derives from this gets
+// generate(), score(), beam search and sessions over any cache.
+// B rows, T tokens of a step, V vocabulary.
+#pragma once
+
+#include <span>
+
+#include "kvcache/cache.h"
+
+namespace kvcache::model {
+
+struct ForwardOptions {
+  Role role = Role::kPrefill;
+  bool all_logits = false;  // else of each row's last live token only
+};
+
+// Immutable: safe to share between threads, each with a cache of its own.
+class LanguageModel {
+ public:
+  virtual ~LanguageModel() = default;
+
+  virtual int64_t vocab_size() const noexcept = 0;
+  virtual int64_t context_length() const noexcept = 0;  // tokens
+  // Every token that ends a text, as far as the model's own files say.
+  virtual std::span<const int64_t> end_tokens() const noexcept = 0;
+  // What a cache for this model must be made for.
+  virtual CacheSpec cache_spec(int64_t rows,
+                               std::optional<int64_t> capacity) const = 0;
+  // Throws, naming the layer, if a cache was not made for this model.
+  virtual void check_cache(const CacheSpec& spec) const = 0;
+
+  // `ids` [B, T] int64, as the step's rows and tokens; ids of dead tokens are
+  // not read. Returns float32 logits [B, 1, V], or [B, T, V] with all_logits;
+  // 0 for dead tokens and idle rows. Does not commit.
+  virtual Tensor forward(const Tensor& ids, Step& step,
+                         const ForwardOptions& options) const = 0;
+  // The oracle: no memory at all, positions from 0, every key recomputed.
+  virtual Tensor forward(const Tensor& ids,
+                         const ForwardOptions& options) const = 0;
+};
+
+}  // namespace kvcache::model
