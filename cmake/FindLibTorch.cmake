@@ -9,7 +9,8 @@
 # In:      LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH,
 #          LibTorch_RELEASE  "2.15": accept this release only
 #          LibTorch_HINTS    more folders, asked before the user cache
-# Defines: LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR
+# Defines: LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR,
+#          LibTorch_NOT_FOUND_MESSAGE
 # Targets: LibTorch::c10, LibTorch::cpu,
 #          LibTorch::openmp  -fopenmp on the OpenMP runtime that libtorch_cpu loads
 
@@ -55,8 +56,7 @@ if(LibTorch_VERSION)
 endif()
 
 # libtorch_cpu of a CUDA wheel names libcudart and libcupti. They are linked by
-# path, so that the loader finds them through the program's own run path, and
-# kept although the program itself calls neither.
+# path, so that the loader finds them through the program's own run path.
 kvcache_cache_dir(_cache)
 set(_cuda_paths "")
 foreach(_name ${_cuda_names})
@@ -75,6 +75,7 @@ foreach(_name ${_cuda_names})
   endif()
 endforeach()
 
+set(LibTorch_NOT_FOUND_MESSAGE "${_why}")
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_ROOT_DIR LibTorch_VERSION
   VERSION_VAR LibTorch_VERSION
@@ -95,11 +96,13 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     set_target_properties(LibTorch::cpu PROPERTIES
       IMPORTED_LOCATION "${LibTorch_ROOT_DIR}/lib/libtorch_cpu.so"
       INTERFACE_LINK_LIBRARIES LibTorch::c10)
-    if(_cuda_paths)
-      list(JOIN _cuda_paths "," _joined)
-      target_link_libraries(LibTorch::cpu INTERFACE
-        "-Wl,--push-state,--no-as-needed,${_joined},--pop-state" ${_cuda_paths})
-    endif()
+    # Kept although a program may call neither by name: operators are registered
+    # by initialisers, and libtorch_cpu needs the runtime libraries itself.
+    list(TRANSFORM _cuda_paths APPEND "," OUTPUT_VARIABLE _joined)
+    list(JOIN _joined "" _joined)
+    target_link_libraries(LibTorch::cpu INTERFACE
+      "-Wl,--push-state,--no-as-needed,${LibTorch_ROOT_DIR}/lib/libtorch_cpu.so,${_joined}--pop-state"
+      ${_cuda_paths})
   endif()
   foreach(_target LibTorch::c10 LibTorch::cpu)
     target_include_directories(${_target} SYSTEM INTERFACE
