@@ -1,0 +1,139 @@
+// support/attention_cases.h - views for attend(), and what it must answer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kvcache/attention.h"
+
+namespace kvcache::testing {
+
+// The shape of one attend() call over a row-wise prefix plus `tokens` new keys.
+struct AttentionShape {
+  int64_t rows = 1;
+  int64_t heads = 1;
+  int64_t group = 1;
+  int64_t head_dim = 64;
+  int64_t prefix = 0;
+  int64_t tokens = 1;
+  int64_t capacity = 0;  // cells; 0: prefix + tokens
+  int64_t sliding = 0;
+  int64_t ring = 0;
+  bool position_major = false;  // storage [B, S, H, D] instead of [B, H, S, D]
+  at::ScalarType dtype = at::kFloat;
+};
+
+struct AttentionCase {
+  Tensor q;
+  KvView view;
+};
+
+// A storage of NaN, as [B, H, cells, D].
+inline Tensor empty_cells(const AttentionShape& s, int64_t cells) {
+  const auto options = at::TensorOptions().dtype(s.dtype);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  if (s.position_major) {
+    return at::full({s.rows, cells, s.heads, s.head_dim}, nan, options)
+        .transpose(1, 2);
+  }
+  return at::full({s.rows, s.heads, cells, s.head_dim}, nan, options);
+}
+
+// Keys and values of `all` ([B, H, n, D]) where a view of `s` expects them;
+// whatever no position lies in is NaN.
+inline Tensor store(const AttentionShape& s, const Tensor& all) {
+  const int64_t n = all.size(2);
+  const int64_t cells =
+      s.ring > 0 ? std::max(s.ring, s.capacity) : std::max(n, s.capacity);
+  Tensor cell = empty_cells(s, cells);
+  for (int64_t p = s.ring > 0 ? std::max<int64_t>(0, n - s.ring) : 0; p < n;
+       ++p) {
+    cell.select(2, s.ring > 0 ? p % s.ring : p).copy_(all.select(2, p));
+  }
+  return cell;
+}
+
+// limits of a causal step: query t sees prefix + t + 1 keys.
+inline Tensor causal_limits(int64_t rows, int64_t prefix, int64_t tokens) {
+  Tensor limits = at::empty({rows, tokens}, at::kLong);
+  for (int64_t b = 0; b < rows; ++b) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      limits.mutable_data_ptr<int64_t>()[b * tokens + t] = prefix + t + 1;
+    }
+  }
+  return limits;
+}
+
+// A causal step over keys, values and queries drawn from torch's generator.
+inline AttentionCase make_case(const AttentionShape& s) {
+  const auto options = at::TensorOptions().dtype(s.dtype);
+  const int64_t n = s.prefix + s.tokens;
+  AttentionCase c;
+  c.q = at::randn({s.rows, s.tokens, s.heads * s.group, s.head_dim}, options)
+            .transpose(1, 2);
+  const std::vector<int64_t> all = {s.rows, s.heads, n, s.head_dim};
+  c.view.k = store(s, at::randn(all, options));
+  c.view.v = store(s, at::randn(all, options));
+  c.view.limits = causal_limits(s.rows, s.prefix, s.tokens);
+  c.view.window = c.view.k.size(2);
+  c.view.sliding = s.sliding;
+  c.view.ring = s.ring;
+  return c;
+}
+
+// The definition, one key at a time, in float64.
+inline Tensor reference_attend(const Tensor& q, const KvView& view,
+                               double scale) {
+  const Tensor q64 = q.to(at::kDouble).contiguous();
+  const Tensor k64 = view.k.to(at::kDouble).contiguous();
+  const Tensor v64 = view.v.to(at::kDouble).contiguous();
+  const Tensor limits = view.limits.contiguous();
+  const int64_t B = q.size(0), Hq = q.size(1), T = q.size(2), D = q.size(3);
+  const int64_t group = Hq / view.k.size(1), cells = view.k.size(2);
+  Tensor out = at::zeros({B, Hq, T, D}, at::kDouble);
+  for (int64_t b = 0; b < B; ++b) {
+    for (int64_t h = 0; h < Hq; ++h) {
+      const int64_t base = (b * view.k.size(1) + h / group) * cells * D;
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t end = limits.const_data_ptr<int64_t>()[b * T + t];
+        const int64_t begin =
+            view.sliding > 0 ? std::max<int64_t>(0, end - view.sliding) : 0;
+        const int64_t query = ((b * Hq + h) * T + t) * D;
+        const double* qs = q64.const_data_ptr<double>() + query;
+        double* o = out.mutable_data_ptr<double>() + query;
+        std::vector<double> weight;
+        double top = -std::numeric_limits<double>::infinity(), sum = 0;
+        for (int64_t p = begin; p < end; ++p) {
+          const int64_t cell = view.ring > 0 ? p % view.ring : p;
+          const double* key = k64.const_data_ptr<double>() + base + cell * D;
+          double dot = 0;
+          for (int64_t d = 0; d < D; ++d) dot += qs[d] * key[d];
+          weight.push_back(dot * scale);
+          top = std::max(top, weight.back());
+        }
+        for (double& w : weight) sum += w = std::exp(w - top);
+        for (int64_t p = begin; p < end; ++p) {
+          const int64_t cell = view.ring > 0 ? p % view.ring : p;
+          const double* value = v64.const_data_ptr<double>() + base + cell * D;
+          for (int64_t d = 0; d < D; ++d) {
+            o[d] += weight[p - begin] / sum * value[d];
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace kvcache::testing
