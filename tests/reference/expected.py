@@ -11,6 +11,8 @@ BEAM_NEW_TOKENS = 10
 MIN_MARGIN = 0.02
 MIN_BEAM_GAP = 0.01
 MIN_DISTINCT = 4
+# Cached and stateless runs sum in different orders; closer logits are a tie.
+TIE_MARGIN = 1e-3
 
 
 @torch.no_grad()
@@ -39,18 +41,24 @@ def greedy(model, tokens, count: int) -> dict:
     chosen = out[len(tokens) :]
     if len(chosen) != count:
         raise RuntimeError(f"generate() gave {len(chosen)} tokens, not {count}")
-    logits = all_logits(model, out)[len(tokens) - 1 : -1]
+    return follow(model, tokens, chosen)
+
+
+def follow(model, tokens, chosen: list[int]) -> dict:
+    """The numbers along given continuation `chosen`, which must be greedy except
+    where two logits are as good as equal."""
+    logits = all_logits(model, tokens + chosen)[len(tokens) - 1 : -1]
     top = logits.topk(2, dim=-1).values
     logp = log_probs(logits)
-    result = {
+    margins = (top[:, 0] - top[:, 1]).tolist()
+    differs = [i for i, t in enumerate(logits.argmax(-1).tolist()) if t != chosen[i]]
+    if any(margins[i] > TIE_MARGIN for i in differs):
+        raise RuntimeError(f"cached and stateless greedy differ at {differs}")
+    return {
         "tokens": chosen,
         "log_probs": [logp[i, t].item() for i, t in enumerate(chosen)],
-        "margins": (top[:, 0] - top[:, 1]).tolist(),
+        "margins": margins,
     }
-    differs = [i for i, t in enumerate(logits.argmax(-1).tolist()) if t != chosen[i]]
-    if any(result["margins"][i] > 1e-3 for i in differs):
-        raise RuntimeError(f"cached and stateless greedy differ at {differs}")
-    return result
 
 
 def numbers_of_prompt(model, name: str, tokens, positions, count=NEW_TOKENS) -> dict:

@@ -5,7 +5,6 @@ usage: make_models.py [FOLDER]     (default: data/ beside this file)
 
 import json
 import sys
-import tempfile
 import zlib
 from pathlib import Path
 
