@@ -6,6 +6,8 @@
 #
 # Defines: GgmlBase_FOUND, GgmlBase_VERSION. Target: Ggml::base
 
+cmake_policy(VERSION 3.25)
+
 include("${CMAKE_CURRENT_LIST_DIR}/LibTorchRoot.cmake")  # kvcache_cache_dir
 include(FindPackageHandleStandardArgs)
 

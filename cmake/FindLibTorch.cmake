@@ -14,6 +14,8 @@
 # Targets: LibTorch::c10, LibTorch::cpu,
 #          LibTorch::openmp  -fopenmp on the OpenMP runtime that libtorch_cpu loads
 
+cmake_policy(VERSION 3.25)
+
 include("${CMAKE_CURRENT_LIST_DIR}/LibTorchRoot.cmake")
 include(FindPackageHandleStandardArgs)
 

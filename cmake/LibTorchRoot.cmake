@@ -4,6 +4,8 @@
 # with `cmake -P` to see whether there is anything to download. A LibTorch root
 # is a folder with include/ and lib/; inside a Python it is the torch package.
 
+cmake_policy(VERSION 3.25)
+
 # Where scripts/bootstrap keeps what it downloads.
 function(kvcache_cache_dir out)
   if(NOT "$ENV{KVCACHE_CACHE_DIR}" STREQUAL "")

@@ -4,6 +4,8 @@
 # Targets: nlohmann_json::nlohmann_json, Ggml::base, PkgConfig::PCRE2,
 #          PkgConfig::UTF8PROC, PkgConfig::SENTENCEPIECE
 
+cmake_policy(VERSION 3.25)
+
 # Finds them all. Sets `out` to one line for each that is missing, with the part
 # that needs it and how to get it.
 macro(kvcache_model_dependencies out)

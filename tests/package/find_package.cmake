@@ -19,9 +19,10 @@ foreach(file ${files})
   endforeach()
 endforeach()
 
-set(configure ${CMAKE_COMMAND} -G "${GENERATOR}" -S "${CMAKE_CURRENT_LIST_DIR}/consumer"
-  -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${CXX}
+set(settings -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${CXX}
   -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_BUILD_TYPE=Release)
+set(configure ${CMAKE_COMMAND} -G "${GENERATOR}" -S "${CMAKE_CURRENT_LIST_DIR}/consumer"
+  ${settings})
 set(components core)
 foreach(component model chat)
   if(EXISTS "${prefix}/lib/cmake/kvcache/kvcache-${component}.cmake")
@@ -33,6 +34,20 @@ foreach(component ${components})
   run("build ${component}" ${CMAKE_COMMAND} --build "${scratch}/${component}")
   run("run ${component}" "${scratch}/${component}/consumer")
   message(STATUS "${run_output}")
+endforeach()
+
+# The examples are programs that a user may copy.
+foreach(example minimal own_model)
+  set(component core)
+  if(example STREQUAL "own_model")
+    set(component model)
+  endif()
+  if(component IN_LIST components AND EXISTS "${SOURCE_DIR}/examples/${example}/main.cpp")
+    run("configure ${example}" ${CMAKE_COMMAND} -G "${GENERATOR}"
+      -S "${SOURCE_DIR}/examples/${example}" -B "${scratch}/${example}" ${settings})
+    run("build ${example}" ${CMAKE_COMMAND} --build "${scratch}/${example}")
+    run("run ${example}" "${scratch}/${example}/${example}")
+  endif()
 endforeach()
 
 run_to_fail("an unknown component" "kvcache has no component nonsense"

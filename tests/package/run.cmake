@@ -1,3 +1,5 @@
+cmake_minimum_required(VERSION 3.25)  # the policies
+
 # run(what command...): runs it, and stops with its output if it fails.
 function(run what)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output
