@@ -11,7 +11,8 @@
 namespace kvcache {
 
 class Cache;
-struct StepData;  // what a kind sees of an open step: kvcache/detail/step_data.h
+struct StepData;  // what a kind sees of an open step:
+                  // kvcache/detail/step_data.h
 
 // An open step, abandoned if destroyed before commit(). Must not outlive its
 // cache. References and views are good until it is committed or destroyed.
@@ -58,7 +59,8 @@ class Cache {
   const CacheSpec& spec() const noexcept;
   std::span<const int64_t> lengths() const noexcept;  // [rows], live tokens
   int64_t capacity() const noexcept;  // most tokens a row holds; unbounded: max
-  uint64_t address_epoch() const noexcept;  // types: see docs, "epoch"
+  // Changes if and only if an address that a recorded graph may hold has.
+  uint64_t address_epoch() const noexcept;
   virtual std::string describe() const = 0;  // one line for people
 
   Step begin_step(const StepSpec& step = {});  // throws if `count` does not fit
@@ -69,9 +71,9 @@ class Cache {
   Truncation truncate(std::span<const int64_t> lengths);
   Truncation truncate(int64_t length);
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it
-  void mark();             // a restore point in every row, if there are states
+  void mark();  // a restore point in every row, if there are states
   void mark(int64_t row);
-  void reset();            // no tokens, same memory, same addresses
+  void reset();  // no tokens, same memory, same addresses
   void reset(int64_t row);
   // Row i becomes what rows[i] was. Another row count: new memory, new epoch.
   void reorder(std::span<const int64_t> rows);
@@ -96,28 +98,31 @@ class Cache {
   enum class States : uint8_t { kCopy, kSwap };  // kSwap: addresses may move
   Cache(CacheSpec spec, States states);
   void raise_epoch() noexcept;
+  void check_idle(const char* verb) const;  // throws while a step is open
 
-  virtual int64_t do_window(int64_t longest) const;      // a bucket
-  virtual void do_begin_host(StepData& step);            // never recorded
-  virtual void do_begin_device(StepData& step) = 0;      // views; recorded
-  virtual void do_reserve(StepData& step, int64_t layer);  // concat: grows
-  virtual void do_write(StepData& step, const KvView& to, const Tensor& k,
+  // `index` counts attention layers only, from 0.
+  virtual int64_t do_window(int64_t longest) const;        // a bucket
+  virtual void do_begin_host(StepData& step);              // never recorded
+  virtual void do_begin_device(StepData& step) = 0;        // views; recorded
+  virtual void do_reserve(StepData& step, int64_t index);  // concat: grows
+  virtual void do_write(const StepData& step, const KvView& to, const Tensor& k,
                         const Tensor& v);
-  virtual void do_commit(StepData& step) noexcept;       // concat: swaps
-  virtual void do_reset(int64_t row);
-  virtual void do_truncated();                           // lengths() is new
+  virtual void do_commit(StepData& step) noexcept;   // concat: swaps
+  virtual void do_abandon(StepData& step) noexcept;  // concat: drops
+  virtual void do_shrunk();  // lengths() went down: reset, truncate
   virtual bool do_holds(int64_t row, int64_t length) const;  // ring: cut there?
-  virtual void do_export(int64_t row, Checkpoint& to) const = 0;
+  virtual KvTensors do_export(int64_t row, int64_t index) const = 0;
   virtual void do_import(int64_t row, const Checkpoint& from, int64_t n) = 0;
   virtual void do_reorder(std::span<const int64_t> rows) = 0;
-  virtual std::unique_ptr<Cache> do_make() const = 0;    // empty, same spec
+  virtual std::unique_ptr<Cache> do_make() const = 0;  // empty, same spec
   virtual void do_memory(MemoryReport& report) const = 0;
   virtual void do_validate(std::vector<std::string>& broken) const;
 
  private:
   friend class Step;
   friend class StepGraph;  // runs the halves of a step
-  struct Impl;             // lengths, states, restore points, the open step
+  void export_row(int64_t row, Checkpoint& to) const;
+  struct Impl;  // lengths, states, restore points, the open step
   std::unique_ptr<Impl> impl_;
 };
 

@@ -30,9 +30,10 @@ struct AttentionLayer {
 
 // A layer that keeps a state of fixed size: recurrent, convolution, or both.
 struct RecurrentLayer {
-  int64_t conv_channels = 0;         // C; 0: no convolution
-  int64_t conv_taps = 0;             // Kc, inputs kept
-  std::vector<int64_t> state_shape;  // of one row; empty: no recurrent state
+  int64_t conv_channels = 0;  // C; 0: no convolution
+  int64_t conv_taps = 0;      // Kc, inputs kept
+  std::vector<int64_t> state_shape =
+      {};  // of one row; empty: no recurrent state
   bool operator==(const RecurrentLayer&) const = default;
 };
 
@@ -41,14 +42,16 @@ using LayerSpec = std::variant<AttentionLayer, RecurrentLayer>;
 // What a cache is made for. Layers are numbered from `first_layer`, so that a
 // cache over the upper part of a model is called with the model's own numbers.
 struct CacheSpec {
-  int64_t rows = 1;                  // B
-  std::optional<int64_t> capacity;   // most tokens a row holds; empty: no bound
-  std::optional<int64_t> max_step;   // largest T; empty: the capacity
+  int64_t rows = 1;  // B
+  std::optional<int64_t> capacity =
+      {};  // most tokens a row holds; empty: no bound
+  std::optional<int64_t> max_step = {};  // largest T; empty: the capacity
   at::ScalarType dtype = at::kBFloat16;  // of K and V
-  std::optional<at::ScalarType> conv_dtype;  // of conv inputs; empty: dtype
+  std::optional<at::ScalarType> conv_dtype =
+      {};  // of conv inputs; empty: dtype
   at::Device device = at::kCPU;
   int64_t first_layer = 0;
-  std::vector<LayerSpec> layers;
+  std::vector<LayerSpec> layers = {};
 };
 
 // The tokens of a step. Of row b, [skip, skip + count) are live; the rest is
@@ -57,7 +60,7 @@ struct StepSpec {
   int64_t tokens = 1;                   // T, padding included
   std::span<const int64_t> skip = {};   // [rows] padding on the left; empty: 0
   std::span<const int64_t> count = {};  // [rows]; empty: T - skip. 0: row idle
-  int64_t first_row = 0;      // the step is about [first_row, first_row + rows)
+  int64_t first_row = 0;  // the step is about [first_row, first_row + rows)
   std::optional<int64_t> rows = {};  // empty: to the last row
 };
 
@@ -98,15 +101,16 @@ enum class TruncationReason : uint8_t {
 
 struct Truncation {
   TruncationReason reason = TruncationReason::kNoChange;
-  std::vector<int64_t> replay;  // [B] tokens to feed again from lengths() on
+  std::vector<int64_t> replay =
+      {};  // [B] tokens to feed again from lengths() on
 };
 
 // The recurrent and convolution state of one row after `position` tokens.
 // Immutable and shared: forks and reordered rows hold the same one.
 struct RestorePoint {
   int64_t position = 0;
-  Tensor conv;   // [all layers' C * Kc]; undefined: none
-  Tensor state;  // [all layers' states] float32; undefined: none
+  Tensor conv;   // [1, C * Kc of all layers]; undefined: none
+  Tensor state;  // [1, states of all layers] float32; undefined: none
 };
 using RestorePoints = std::vector<std::shared_ptr<const RestorePoint>>;
 
@@ -121,20 +125,21 @@ struct KvTensors {
 struct Checkpoint {
   int64_t length = 0;
   int64_t first_layer = 0;
-  std::vector<LayerSpec> layers;
+  std::vector<LayerSpec> layers = {};
   at::ScalarType dtype = at::kBFloat16;
   KvFormat format = KvFormat::kPlain;
-  std::vector<KvTensors> kv;        // per attention layer [H, length - first, D]
-  std::vector<int64_t> first;       // per attention layer: first position held
-  RestorePoints points;             // ascending positions
+  std::vector<KvTensors> kv = {};   // per attention layer [H, length, D]
+  std::vector<int64_t> first = {};  // per attention layer: first position held;
+                                    // k, v then are [H, length - first, D]
+  RestorePoints points = {};        // ascending positions
   size_t bytes() const;             // of unique storages
 };
 
 // Bytes of one part of a cache, each storage counted once.
 struct MemoryUse {
-  size_t used = 0;      // hold live tokens or states
-  size_t reserved = 0;  // allocated now
-  std::optional<size_t> capacity;  // when full; empty: no bound
+  size_t used = 0;                      // hold live tokens or states
+  size_t reserved = 0;                  // allocated now
+  std::optional<size_t> capacity = {};  // when full; empty: no bound
 };
 
 struct MemoryReport {

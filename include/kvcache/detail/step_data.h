@@ -1,0 +1,31 @@
+// kvcache/detail/step_data.h - what a cache kind sees of an open step.
+//
+// For authors of kinds only. Filled by Cache before the do_* calls, reused from
+// step to step: nothing here is allocated in steady decode.
+#pragma once
+
+#include "kvcache/types.h"
+
+namespace kvcache {
+
+struct StepData {
+  int64_t tokens = 0;  // T
+  int64_t first_row = 0;
+  int64_t rows = 0;                         // B of the step
+  std::vector<int64_t> skip, count, start;  // [rows]; start: length before
+  int64_t longest = 0;                      // of the step's rows after it
+  int64_t window = 0;
+  bool uniform = false;             // equal starts, every token live
+  Tensor positions, limits, cells;  // [rows, T] int64
+  // Rows, tokens or addresses are others than in the step before:
+  // do_begin_device must set k, v, sliding, ring and format of every view
+  // again.
+  bool reshaped = true;
+  std::vector<KvView> views;      // one per attention layer
+  std::vector<StateView> states;  // one per recurrent layer
+  std::vector<bool> done;         // one per layer
+  std::vector<bool> conv_done;    // one per layer
+  bool open = false;
+};
+
+}  // namespace kvcache

@@ -1,0 +1,75 @@
+// What Cache keeps: lengths, states, restore points, the open step.
+#pragma once
+
+#include "kvcache/cache.h"
+#include "kvcache/detail/step_data.h"
+#include "row_states.h"
+
+namespace kvcache {
+
+struct Cache::Impl {
+  Impl(CacheSpec given, bool may_swap);
+
+  // Throws if a step is open: `verb` is a between-step call.
+  void check_idle(const char* verb) const;
+  void check_row(const char* verb, int64_t row) const;
+  // Local layer number of the model's `layer`; throws unless it is there.
+  size_t local(const char* verb, int64_t layer) const;
+  const AttentionLayer& attention(const char* verb, int64_t layer) const;
+  const RecurrentLayer& recurrent(const char* verb, int64_t layer) const;
+
+  // Where a row can be cut at or below `target`.
+  struct Cut {
+    int64_t length = 0;
+    std::shared_ptr<const RestorePoint> point;  // null: zero state or none
+    TruncationReason reason = TruncationReason::kExact;
+  };
+  template <typename Holds>
+  Cut find_cut(const RestorePoints& points, int64_t target,
+               const Holds& holds) const;
+  // Whether sliding layers still hold what a row cut at `length` can see.
+  bool keeps(const std::vector<int64_t>& first, int64_t length) const;
+  void clear_row(int64_t row) noexcept;
+  void set_state(int64_t row, const RestorePoint* point) noexcept;
+
+  CacheSpec spec;
+  std::vector<size_t> index;  // of a layer among those of its sort
+  size_t attention_layers = 0;
+  std::vector<int64_t> lengths;       // [B]
+  std::vector<RestorePoints> points;  // [B], ascending, position 0 implied
+  // [B][attention layer] first position held; 0 unless a partial import.
+  std::vector<std::vector<int64_t>> oldest;
+  RowStates states;
+  StepData step;
+  std::vector<int64_t> buffer_key;  // rows, tokens, first row, epoch of `step`
+  Tensor numbers;                   // int64, backs positions, limits, cells
+  uint64_t epoch = 0;
+  bool pending = false;  // a graph's counts are not read back yet
+};
+
+template <typename Holds>
+Cache::Impl::Cut Cache::Impl::find_cut(const RestorePoints& row_points,
+                                       int64_t target,
+                                       const Holds& holds) const {
+  if (states.empty()) {
+    if (holds(target)) {
+      return {target, nullptr, TruncationReason::kExact};
+    }
+    return {0, nullptr, TruncationReason::kEvicted};
+  }
+  TruncationReason reason = TruncationReason::kRestorePoint;
+  for (auto point = row_points.rbegin(); point != row_points.rend(); ++point) {
+    const int64_t position = (*point)->position;
+    if (position > target) {
+      continue;
+    }
+    if (holds(position)) {
+      return {position, *point,
+              position == target ? TruncationReason::kExact : reason};
+    }
+    reason = TruncationReason::kEvicted;
+  }
+  return {0, nullptr, target == 0 ? TruncationReason::kExact : reason};
+}
+
+}  // namespace kvcache

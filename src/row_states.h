@@ -1,0 +1,52 @@
+// The recurrent and convolution states of all rows, current and next.
+//
+// All layers of a row stand side by side in one flat tensor, so that a commit
+// moves whole rows and cannot stop between two layers.
+#pragma once
+
+#include "kvcache/detail/step_data.h"
+#include "kvcache/types.h"
+
+namespace kvcache {
+
+class RowStates {
+ public:
+  RowStates(const CacheSpec& spec, bool may_swap);
+
+  bool empty() const noexcept { return layers_.empty(); }
+  size_t layers() const noexcept { return layers_.size(); }
+  // Views of rows [first_row, first_row + rows) into `step.states`.
+  void fill(StepData& step) const;
+  // Rows with live tokens take their next state. True if addresses moved.
+  bool commit(const StepData& step) noexcept;
+
+  void clear(int64_t row) noexcept;
+  std::shared_ptr<const RestorePoint> snapshot(int64_t row,
+                                               int64_t position) const;
+  void load(int64_t row, const RestorePoint& point) noexcept;
+  // The same rows in another order; gathers before it is assigned.
+  RowStates reordered(std::span<const int64_t> rows) const;
+  // Takes the values of `from` at the addresses held now.
+  void copy_from(const RowStates& from) noexcept;
+
+  void add_memory(MemoryReport& report, int64_t live_rows) const;
+  const Tensor& conv() const noexcept { return conv_[0]; }
+  const Tensor& state() const noexcept { return state_[0]; }
+
+ private:
+  struct Layer {
+    RecurrentLayer spec;
+    int64_t conv_offset = 0, state_offset = 0;  // elements, in a row
+  };
+  RowStates() = default;
+  void allocate(int64_t rows);
+
+  std::vector<Layer> layers_;
+  int64_t conv_width_ = 0, state_width_ = 0;
+  at::ScalarType conv_dtype_ = at::kFloat;
+  at::Device device_ = at::kCPU;
+  bool may_swap_ = false;
+  Tensor conv_[2], state_[2];  // [B, width]: current, next
+};
+
+}  // namespace kvcache

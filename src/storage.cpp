@@ -1,0 +1,72 @@
+#include "storage.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <cctype>
+#include <sstream>
+
+namespace kvcache {
+
+void StorageBytes::add(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return;
+  }
+  const c10::Storage& storage = tensor.storage();
+  if (storage.nbytes() > 0 &&
+      seen_.insert(storage.unsafeGetStorageImpl()).second) {
+    total_ += storage.nbytes();
+  }
+}
+
+std::string dtype_text(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kLong:
+      return "int64";
+    case at::kInt:
+      return "int32";
+    default: {
+      std::string text = c10::toString(dtype);
+      for (char& letter : text) {
+        letter =
+            static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      }
+      return text;
+    }
+  }
+}
+
+std::string tensor_text(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "an undefined tensor";
+  }
+  std::ostringstream text;
+  text << tensor.sizes() << ' ' << dtype_text(tensor.scalar_type()) << " on "
+       << tensor.device();
+  return text.str();
+}
+
+at::Tensor new_zeros(at::IntArrayRef sizes, at::ScalarType dtype,
+                     at::Device device) {
+  c10::InferenceMode normal(false);
+  at::NoGradGuard no_grad;
+  return at::zeros(sizes, at::TensorOptions().dtype(dtype).device(device));
+}
+
+at::Tensor new_empty(at::IntArrayRef sizes, at::ScalarType dtype,
+                     at::Device device) {
+  c10::InferenceMode normal(false);
+  at::NoGradGuard no_grad;
+  return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device));
+}
+
+}  // namespace kvcache
