@@ -1,5 +1,8 @@
 # Warnings for our own targets only; third-party headers are SYSTEM.
 function(kvcache_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic
-    $<$<BOOL:${KVCACHE_WERROR}>:-Werror>)
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic $<$<BOOL:${KVCACHE_WERROR}>:-Werror>>
+    # nvcc's own intermediate code is not pedantic.
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra
+      $<$<BOOL:${KVCACHE_WERROR}>:-Werror=all-warnings>>)
 endfunction()
