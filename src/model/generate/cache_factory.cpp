@@ -1,0 +1,66 @@
+// cache_factory.cpp - a cache of a named kind for a model.
+
+#include "kvcache/model/cache_factory.h"
+
+#include <algorithm>
+#include <array>
+
+#include "kvcache/concat_cache.h"
+#include "kvcache/preallocated_cache.h"
+
+namespace kvcache::model {
+namespace {
+
+// Cells of a growing cache at first: a short chat without a move.
+constexpr int64_t kFirstCells = 512;
+
+std::unique_ptr<Cache> make_preallocated(const LanguageModel& model,
+                                         const CacheOptions& options) {
+  const int64_t capacity = options.capacity.value_or(model.context_length());
+  PreallocatedOptions growth;
+  if (options.grow) {
+    growth.growth = Growth::kDoubling;
+    growth.initial = std::min(kFirstCells, capacity);
+  }
+  return std::make_unique<PreallocatedCache>(
+      model.cache_spec(options.rows, capacity), growth);
+}
+
+}  // namespace
+
+std::string_view to_string(CacheKind kind) noexcept {
+  switch (kind) {
+    case CacheKind::kConcat:
+      return "concat";
+    case CacheKind::kPreallocated:
+      return "preallocated";
+    case CacheKind::kNone:
+      break;
+  }
+  return "none";
+}
+
+std::optional<CacheKind> cache_kind(std::string_view name) noexcept {
+  constexpr std::array kKinds = {CacheKind::kNone, CacheKind::kConcat,
+                                 CacheKind::kPreallocated};
+  for (const CacheKind kind : kKinds) {
+    if (to_string(kind) == name) return kind;
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<Cache> make_cache(CacheKind kind, const LanguageModel& model,
+                                  const CacheOptions& options) {
+  switch (kind) {
+    case CacheKind::kConcat:
+      return std::make_unique<ConcatCache>(
+          model.cache_spec(options.rows, std::nullopt));
+    case CacheKind::kPreallocated:
+      return make_preallocated(model, options);
+    case CacheKind::kNone:
+      break;
+  }
+  return nullptr;
+}
+
+}  // namespace kvcache::model
