@@ -94,7 +94,7 @@ class GgufFile {
   };
 
   std::optional<int64_t> id_of(std::string_view key) const noexcept;
-  int64_t array_id(std::string_view key, int64_t id, const char* want) const;
+  int element_type(std::string_view key, int64_t id, const char* want) const;
   void index_tensors();
 
   MappedFile file_;

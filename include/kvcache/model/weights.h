@@ -61,14 +61,19 @@ class WeightSource {
   void read_rows(std::string_view name, int64_t first, int64_t count,
                  at::Tensor& out) const;
 
+  // What the file calls tensor `name`, be it there or not.
+  virtual std::string name_in_file(std::string_view name) const;
+
+  // Forgets a tensor that the model does not need.
+  void leave_out(std::string_view name);
+
   // Gives the mapped pages back; later reads bring them in again.
   virtual void release_pages() const noexcept = 0;
 
  protected:
   WeightSource() = default;
+  // Throws if two tensors of the file have one name here.
   void add(WeightInfo info);
-  void remove(std::string_view name);
-  friend void settle_tied_head(ModelConfig&, WeightSource&, const LogSink&);
 
  private:
   // Called with checked arguments.

@@ -1,0 +1,18 @@
+// weight_files.h - the two kinds of files behind WeightSource.
+
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "kvcache/model/weights.h"
+
+namespace kvcache::model {
+
+std::unique_ptr<WeightSource> open_safetensors(
+    const std::filesystem::path& folder, const ModelConfig& config);
+
+std::unique_ptr<WeightSource> open_gguf(std::shared_ptr<const GgufFile> file,
+                                        const ModelConfig& config);
+
+}  // namespace kvcache::model
