@@ -38,9 +38,9 @@ class StopStrings {
   // A stop string and how much of it the end of the text matches
   // (Knuth-Morris-Pratt).
   struct Matcher {
-    std::string text;
-    std::vector<size_t> border;  // longest proper border of each prefix
-    size_t state = 0;            // matched bytes
+    std::string text = {};
+    std::vector<size_t> border = {};  // longest proper border of each prefix
+    size_t state = 0;                 // matched bytes
   };
 
   // A complete stop string that an earlier one, still growing, may beat.

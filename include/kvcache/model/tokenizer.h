@@ -50,10 +50,12 @@ struct AddedToken {
 
 // The tokens with a role.
 struct SpecialIds {
-  std::optional<int64_t> bos, eos, eot, unknown, padding;
-  std::vector<int64_t> ends;  // every token that ends a generation, ascending
-  bool add_bos = false;       // the model wants `bos` before a text
-  bool add_eos = false;       // the model wants `eos` after a text
+  std::optional<int64_t> bos = {}, eos = {}, eot = {};
+  std::optional<int64_t> unknown = {}, padding = {};
+  std::vector<int64_t> ends =
+      {};                // every token that ends a generation, ascending
+  bool add_bos = false;  // the model wants `bos` before a text
+  bool add_eos = false;  // the model wants `eos` after a text
 };
 
 // Immutable, so safe to share between threads.
@@ -115,15 +117,16 @@ using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 // The vocabulary of a GGUF file, as its `tokenizer.ggml.*` keys say.
 struct GgufVocabulary {
-  std::string source;  // file name, for messages
-  std::string model;   // "gpt2" (byte-level BPE) or "llama" (SentencePiece)
-  std::string pre;     // how a byte-level BPE cuts text: "llama-bpe", ...
-  std::vector<std::string> tokens;
-  std::vector<float> scores;        // SentencePiece: one a token
-  std::vector<int32_t> types;       // one a token, see TokenType
-  std::vector<std::string> merges;  // "left right", best first
-  std::optional<int64_t> bos_id, eos_id, eot_id, eom_id, unknown_id, padding_id;
-  std::optional<bool> add_bos, add_eos, add_space_prefix;
+  std::string source;      // file name, for messages
+  std::string model = {};  // "gpt2" (byte-level BPE), "llama" (SentencePiece)
+  std::string pre = {};    // how a byte-level BPE cuts text: "llama-bpe", ...
+  std::vector<std::string> tokens = {};
+  std::vector<float> scores = {};        // SentencePiece: one a token
+  std::vector<int32_t> types = {};       // one a token, see TokenType
+  std::vector<std::string> merges = {};  // "left right", best first
+  std::optional<int64_t> bos_id = {}, eos_id = {}, eot_id = {}, eom_id = {};
+  std::optional<int64_t> unknown_id = {}, padding_id = {};
+  std::optional<bool> add_bos = {}, add_eos = {}, add_space_prefix = {};
 };
 
 // Values of `tokenizer.ggml.token_type`.
