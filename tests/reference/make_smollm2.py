@@ -63,7 +63,7 @@ def load(path: str):
 def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     """From the file's own vocabulary and merges, with the pre-tokeniser that
     "smollm" names: every digit alone, then GPT-2's. (transformers' GGUF reader
-    does not look at tokenizer.ggml.pre and would keep digits together.)"""
+    does not look at tokenizer.ggml.pre.)"""
     fields = gguf.GGUFReader(path).fields
 
     def of(key):
