@@ -8,13 +8,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "kernels/attention_kernels.h"
+#include "kernels/attention_schedule.h"
 
 namespace kvcache {
 namespace {
@@ -115,70 +113,9 @@ void check_ranges(const AttentionCall& call, const KvView& view) {
   }
 }
 
-template <typename T>
-void attend_query(const AttentionCall& call, int64_t b, int64_t hq, int64_t t) {
-  using kernels::kKeyBlock;
-  const int64_t D = call.head_dim;
-  const int64_t heads = call.heads * call.group;
-  const T* q = static_cast<const T*>(call.q) + b * call.q_row +
-               hq * call.q_head + t * call.q_token;
-  const T* k = static_cast<const T*>(call.k) + b * call.k_row +
-               hq / call.group * call.k_head;
-  const T* v = static_cast<const T*>(call.v) + b * call.v_row +
-               hq / call.group * call.v_head;
-  T* out = static_cast<T*>(call.out) + ((b * call.tokens + t) * heads + hq) * D;
-  const int64_t end = call.limits[b * call.limits_row + t * call.limits_token];
-  const int64_t begin =
-      call.sliding > 0 ? std::max<int64_t>(0, end - call.sliding) : 0;
-  std::vector<float> total(D), part(D);
-  float top = -std::numeric_limits<float>::infinity(), sum = 0;
-  for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end;
-       block += kKeyBlock) {
-    const int64_t first = std::max(begin, block);
-    const int64_t last = std::min(end, block + kKeyBlock);
-    float scores[kKeyBlock];
-    float block_top = -std::numeric_limits<float>::infinity();
-    for (int64_t p = first; p < last; ++p) {
-      const T* key = k + (call.ring > 0 ? p % call.ring : p) * call.k_cell;
-      float dot = 0;
-      for (int64_t d = 0; d < D; ++d) {
-        dot += static_cast<float>(q[d]) * static_cast<float>(key[d]);
-      }
-      scores[p - first] = dot * call.scale;
-      block_top = std::max(block_top, scores[p - first]);
-    }
-    std::fill(part.begin(), part.end(), 0.0F);
-    float block_sum = 0;
-    for (int64_t p = first; p < last; ++p) {
-      const T* value = v + (call.ring > 0 ? p % call.ring : p) * call.v_cell;
-      const float weight = std::exp2(scores[p - first] - block_top);
-      block_sum += weight;
-      for (int64_t d = 0; d < D; ++d) {
-        part[d] += weight * static_cast<float>(value[d]);
-      }
-    }
-    const float new_top = std::max(top, block_top);
-    const float keep = std::exp2(top - new_top);
-    const float add = std::exp2(block_top - new_top);
-    for (int64_t d = 0; d < D; ++d) total[d] = total[d] * keep + part[d] * add;
-    sum = sum * keep + block_sum * add;
-    top = new_top;
-  }
-  for (int64_t d = 0; d < D; ++d) {
-    out[d] = static_cast<T>(end == 0 ? 0.0F : total[d] / sum);
-  }
-}
-
-template <typename T>
-void attend_all(const AttentionCall& call) {
-  for (int64_t b = 0; b < call.rows; ++b) {
-    for (int64_t t = 0; t < call.tokens; ++t) {
-      for (int64_t hq = 0; hq < call.heads * call.group; ++hq) {
-        attend_query<T>(call, b, hq, t);
-      }
-    }
-  }
-}
+// Up to here the decode role shares out keys: with more queries the partial
+// results would cost more than they spread.
+constexpr int64_t kFewTokens = 32;
 
 }  // namespace
 
@@ -191,6 +128,8 @@ Tensor attend(const Tensor& q, const KvView& view,
   TORCH_CHECK_VALUE(std::isfinite(scale),
                     "[attend] scale must be finite but got ", scale, ".");
   AttentionCall call;
+  call.element = q.scalar_type() == at::kFloat ? kernels::Element::kFloat32
+                                               : kernels::Element::kBFloat16;
   call.q = q.const_data_ptr();
   call.k = view.k.const_data_ptr();
   call.v = view.v.const_data_ptr();
@@ -211,11 +150,9 @@ Tensor attend(const Tensor& q, const KvView& view,
 
   Tensor out = at::empty({B, T, Hq, D}, q.options());
   call.out = out.mutable_data_ptr();
-  if (q.scalar_type() == at::kFloat) {
-    attend_all<float>(call);
-  } else {
-    attend_all<at::BFloat16>(call);
-  }
+  const bool by_keys = options.role == Role::kDecode && T <= kFewTokens;
+  kernels::run_attention(call, by_keys ? kernels::AttentionSplit::kKeys
+                                       : kernels::AttentionSplit::kQueries);
   return out.transpose(1, 2);
 }
 

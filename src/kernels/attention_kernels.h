@@ -1,6 +1,7 @@
 // kernels/attention_kernels.h - what attend() asks of a CPU level.
 //
-// B rows, T queries, H key/value heads, Hq query heads, D head size.
+// B rows, T queries, H key/value heads, D head size. A key/value head is read
+// by a group of query heads; its queries are numbered t * group + g.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +18,54 @@ enum class Element : uint8_t { kFloat32, kBFloat16 };
 // A checked attend() call as plain numbers. Strides count elements.
 struct AttentionCall {
   Element element = Element::kFloat32;
-  const void* q = nullptr;  // [B, Hq, T, D]
+  const void* q = nullptr;  // [B, H * group, T, D]
   const void* k = nullptr;  // [B, H, cells, D]
   const void* v = nullptr;
-  void* out = nullptr;              // [B, T, Hq, D], dense
+  void* out = nullptr;              // [B, T, H * group, D], dense
   const int64_t* limits = nullptr;  // [B, T]
   int64_t q_row = 0, q_head = 0, q_token = 0;
   int64_t k_row = 0, k_head = 0, k_cell = 0;
   int64_t v_row = 0, v_head = 0, v_cell = 0;
   int64_t limits_row = 0, limits_token = 0;
   int64_t rows = 0, heads = 0, group = 0, tokens = 0, head_dim = 0;
-  int64_t sliding = 0;
-  int64_t ring = 0;
-  float scale = 0;  // of q . k, times log2(e): the kernels take powers of 2
+  int64_t sliding = 0;  // 0: none
+  int64_t ring = 0;     // 0: none
+  float scale = 0;      // of q . k, times log2(e): weights are powers of 2
 };
+
+// Queries [first, first + tokens) of one row and one key/value head.
+struct QueryRange {
+  int64_t row = 0, head = 0;
+  int64_t first = 0, tokens = 0;
+};
+
+// The kernels of one CPU level. Each query gets the same bits from part() and
+// fold() as from queries(). `scratch` is 64-byte aligned and belongs to the
+// calling thread.
+struct AttentionKernels {
+  // Bytes of scratch for a range of `tokens` queries.
+  int64_t (*scratch_bytes)(const AttentionCall& call, int64_t tokens);
+  // Floats of the partial results of one query for one block.
+  int64_t (*part_floats)(const AttentionCall& call);
+  // Writes the partial result of `block` for each query of `range` that sees
+  // a key of it, to parts + query * part_floats(). `next` is where the keys
+  // that the thread reads next begin: a hint, may be null.
+  void (*part)(const AttentionCall& call, const QueryRange& range,
+               int64_t block, float* parts, const void* next, void* scratch);
+  // Merges the partial results of all blocks and writes the output. Block
+  // `first_block` + i of a query lies at parts + i * block_floats.
+  void (*fold)(const AttentionCall& call, const QueryRange& range,
+               int64_t first_block, int64_t block_floats, const float* parts,
+               void* scratch);
+  // Everything for `range`, block after block.
+  void (*queries)(const AttentionCall& call, const QueryRange& range,
+                  void* scratch);
+};
+
+// Which of them exist depends on the architecture that is compiled for.
+const AttentionKernels& attention_portable();
+const AttentionKernels& attention_avx2();
+const AttentionKernels& attention_avx512();
+const AttentionKernels& attention_avx512_bf16();
 
 }  // namespace kvcache::kernels

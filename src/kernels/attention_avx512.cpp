@@ -1,0 +1,33 @@
+// kernels/attention_avx512.cpp - attention with AVX-512.
+//
+// Compiled with flags of its own. It includes no header with functions that
+// other translation units have too: the linker would keep one copy for all, and
+// that may be this one, on a CPU that cannot run it.
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/attention_kernels.h"
+
+namespace kvcache::kernels {
+namespace avx512 {
+namespace {
+#include "kernels/exp2.inc"
+//
+#include "kernels/vec_avx512.inc"
+//
+#include "kernels/attention_math.inc"
+//
+#include "kernels/attention_tile.inc"
+//
+#include "kernels/attention_range.inc"
+//
+#include "kernels/attention_level.inc"
+}  // namespace
+}  // namespace avx512
+
+const AttentionKernels& attention_avx512() { return avx512::kKernels; }
+
+}  // namespace kvcache::kernels

@@ -1,0 +1,31 @@
+// kernels/attention_portable.cpp - attention in the compiler's own terms.
+//
+// Compiled with flags of its own. It includes no header with functions that
+// other translation units have too: the linker would keep one copy for all, and
+// that may be this one, on a CPU that cannot run it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/attention_kernels.h"
+
+namespace kvcache::kernels {
+namespace portable {
+namespace {
+#include "kernels/exp2.inc"
+//
+#include "kernels/vec_portable.inc"
+//
+#include "kernels/attention_math.inc"
+//
+#include "kernels/attention_tile.inc"
+//
+#include "kernels/attention_range.inc"
+//
+#include "kernels/attention_level.inc"
+}  // namespace
+}  // namespace portable
+
+const AttentionKernels& attention_portable() { return portable::kKernels; }
+
+}  // namespace kvcache::kernels

@@ -1,0 +1,322 @@
+// kernels/attention_schedule.cpp - which thread does what.
+
+#include "kernels/attention_schedule.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "kernels/cpu_level.h"
+
+namespace kvcache::kernels {
+namespace {
+
+// Grows and never shrinks, so that a steady decode allocates nothing.
+class Buffer {
+ public:
+  void* at_least(size_t bytes) {
+    if (bytes > bytes_) {
+      const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+      data_.reset();
+      bytes_ = 0;
+      data_.reset(std::aligned_alloc(kPage, rounded));
+      if (data_ == nullptr) throw std::bad_alloc();
+      bytes_ = rounded;
+    }
+    return data_.get();
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> data_;
+  size_t bytes_ = 0;
+};
+
+void* thread_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return buffer.at_least(static_cast<size_t>(bytes));
+}
+
+const AttentionKernels& kernels_of(CpuLevel level) {
+  switch (level) {
+#if defined(__x86_64__)
+    case CpuLevel::kAvx2:
+      return attention_avx2();
+    case CpuLevel::kAvx512:
+      return attention_avx512();
+    case CpuLevel::kAvx512Bf16:
+      return attention_avx512_bf16();
+#endif
+    default:
+      return attention_portable();
+  }
+}
+
+// The keys that at least one query of [first, first + tokens) sees lie within
+// [begin, end).
+struct KeySpan {
+  int64_t begin = 0, end = 0;
+};
+
+int64_t limit_of(const AttentionCall& call, int64_t row, int64_t token) {
+  return call.limits[row * call.limits_row + token * call.limits_token];
+}
+
+int64_t begin_of(const AttentionCall& call, int64_t limit) {
+  return call.sliding > 0 ? std::max<int64_t>(0, limit - call.sliding) : 0;
+}
+
+KeySpan keys_seen(const AttentionCall& call, int64_t row, int64_t first,
+                  int64_t tokens) {
+  KeySpan seen;
+  for (int64_t t = first; t < first + tokens; ++t) {
+    const int64_t limit = limit_of(call, row, t);
+    if (limit == 0) continue;
+    const int64_t begin = begin_of(call, limit);
+    seen.begin = seen.end == 0 ? begin : std::min(seen.begin, begin);
+    seen.end = std::max(seen.end, limit);
+  }
+  return seen;
+}
+
+// Runs f(thread) for `threads` threads; inline if there is one.
+template <class F>
+void on_threads(int64_t threads, const F& f) {
+  if (threads <= 1) return f(0);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i);
+  });
+}
+
+// A thread is worth waking for this many multiplications of q and k.
+constexpr int64_t kWorkOfThread = 32 * 1024;
+
+int64_t threads_for(int64_t work) {
+  return std::clamp<int64_t>(work / kWorkOfThread, 1, at::get_num_threads());
+}
+
+// --- few queries -----------------------------------------------------------
+
+struct KeyTask {
+  int64_t pair;  // row * heads + head
+  int64_t block;
+  int64_t keys;  // read by it
+};
+
+// A row and a key/value head whose blocks are folded by whoever is last.
+struct HeadParts {
+  int64_t first_block = 0, blocks = 0;
+  int64_t offset = 0;  // of its partial results, in floats
+  std::atomic<int64_t> missing{0};
+};
+
+class KeySplit {
+ public:
+  // All rows from first_row on whose partial results fit into kMostFloats, one
+  // at least. Returns the row behind them.
+  int64_t run(const AttentionCall& call, const AttentionKernels& kernels,
+              int64_t first_row);
+
+ private:
+  static constexpr int64_t kMostFloats = 4 << 20;
+
+  void add_row(const AttentionCall& call, KeySpan seen);
+  void run_tasks(int64_t begin, int64_t end);
+  int64_t task_at(int64_t keys) const;
+
+  const AttentionCall* call_ = nullptr;
+  const AttentionKernels* kernels_ = nullptr;
+  int64_t block_floats_ = 0, floats_ = 0, keys_ = 0, first_row_ = 0;
+  float* parts_ = nullptr;
+  std::vector<KeyTask> tasks_;
+  std::vector<HeadParts> heads_;
+  int64_t heads_used_ = 0;
+  Buffer buffer_;
+};
+
+void KeySplit::add_row(const AttentionCall& call, KeySpan seen) {
+  const int64_t first = seen.begin / kKeyBlock;
+  const int64_t blocks = (seen.end + kKeyBlock - 1) / kKeyBlock - first;
+  const int64_t base = heads_used_;
+  for (int64_t h = 0; h < call.heads; ++h) {
+    HeadParts& head = heads_[heads_used_++];
+    head.first_block = first;
+    head.blocks = blocks;
+    head.offset = floats_;
+    head.missing.store(blocks, std::memory_order_relaxed);
+    floats_ += blocks * block_floats_;
+  }
+  const auto add = [&](int64_t h, int64_t i) {
+    const int64_t begin = std::max(seen.begin, (first + i) * kKeyBlock);
+    const int64_t end = std::min(seen.end, (first + i + 1) * kKeyBlock);
+    tasks_.push_back({base + h, first + i, end - begin});
+    keys_ += end - begin;
+  };
+  // In the order of addresses, for the sake of the memory.
+  if (std::abs(call.k_head) < std::abs(call.k_cell)) {
+    for (int64_t i = 0; i < blocks; ++i) {
+      for (int64_t h = 0; h < call.heads; ++h) add(h, i);
+    }
+  } else {
+    for (int64_t h = 0; h < call.heads; ++h) {
+      for (int64_t i = 0; i < blocks; ++i) add(h, i);
+    }
+  }
+}
+
+// The task that `keys` keys of earlier tasks precede.
+int64_t KeySplit::task_at(int64_t keys) const {
+  int64_t before = 0, i = 0;
+  const int64_t count = static_cast<int64_t>(tasks_.size());
+  while (i < count && before + tasks_[i].keys / 2 < keys) {
+    before += tasks_[i++].keys;
+  }
+  return i;
+}
+
+void KeySplit::run_tasks(int64_t begin, int64_t end) {
+  const AttentionCall& call = *call_;
+  void* scratch = thread_scratch(kernels_->scratch_bytes(call, call.tokens));
+  const size_t element = call.element == Element::kFloat32 ? 4 : 2;
+  const auto range_of = [&](int64_t pair) {
+    return QueryRange{.row = first_row_ + pair / call.heads,
+                      .head = pair % call.heads,
+                      .first = 0,
+                      .tokens = call.tokens};
+  };
+  for (int64_t i = begin; i < end; ++i) {
+    const KeyTask& task = tasks_[i];
+    HeadParts& head = heads_[task.pair];
+    const QueryRange range = range_of(task.pair);
+    const void* next = nullptr;
+    if (i + 1 < end && call.ring == 0) {
+      const QueryRange then = range_of(tasks_[i + 1].pair);
+      next = static_cast<const char*>(call.k) +
+             static_cast<int64_t>(element) *
+                 (then.row * call.k_row + then.head * call.k_head +
+                  tasks_[i + 1].block * kKeyBlock * call.k_cell);
+    }
+    kernels_->part(
+        call, range, task.block,
+        parts_ + head.offset + (task.block - head.first_block) * block_floats_,
+        next, scratch);
+    if (head.missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      kernels_->fold(call, range, head.first_block, block_floats_,
+                     parts_ + head.offset, scratch);
+    }
+  }
+}
+
+int64_t KeySplit::run(const AttentionCall& call,
+                      const AttentionKernels& kernels, int64_t first_row) {
+  call_ = &call;
+  kernels_ = &kernels;
+  first_row_ = first_row;
+  block_floats_ = call.tokens * call.group * kernels.part_floats(call);
+  tasks_.clear();
+  floats_ = keys_ = heads_used_ = 0;
+  const auto wanted = static_cast<size_t>(call.rows * call.heads);
+  if (heads_.size() < wanted) heads_ = std::vector<HeadParts>(wanted);
+  int64_t row = first_row;
+  for (; row < call.rows; ++row) {
+    const KeySpan seen = keys_seen(call, row, 0, call.tokens);
+    const int64_t floats =
+        ((seen.end - seen.begin) / kKeyBlock + 2) * block_floats_ * call.heads;
+    if (row > first_row && floats_ + floats > kMostFloats) break;
+    add_row(call, seen);
+  }
+  parts_ = static_cast<float*>(
+      buffer_.at_least(static_cast<size_t>(floats_) * sizeof(float)));
+  // A row that sees nothing has no task: fold writes its zeros.
+  for (int64_t i = 0; i < heads_used_; ++i) {
+    if (heads_[i].blocks > 0) continue;
+    kernels.fold(call,
+                 {.row = first_row + i / call.heads,
+                  .head = i % call.heads,
+                  .first = 0,
+                  .tokens = call.tokens},
+                 0, block_floats_, parts_,
+                 thread_scratch(kernels.scratch_bytes(call, call.tokens)));
+  }
+  const int64_t threads =
+      threads_for(keys_ * call.tokens * call.group * call.head_dim);
+  on_threads(threads, [&](int64_t i) {
+    run_tasks(task_at(keys_ * i / threads),
+              i + 1 == threads ? static_cast<int64_t>(tasks_.size())
+                               : task_at(keys_ * (i + 1) / threads));
+  });
+  return row;
+}
+
+// --- many queries ----------------------------------------------------------
+
+struct QueryTask {
+  QueryRange range;
+  int64_t work;
+};
+
+// Enough queries to pay for packing a block of keys, few enough that threads
+// end together.
+int64_t queries_of_task(const AttentionCall& call) {
+  const int64_t tasks = 8 * at::get_num_threads();
+  const int64_t fair =
+      call.rows * call.heads * call.tokens / std::max<int64_t>(tasks, 1);
+  return std::clamp<int64_t>(fair, 16, 64);
+}
+
+void split_by_queries(const AttentionCall& call,
+                      const AttentionKernels& kernels) {
+  static thread_local std::vector<QueryTask> tasks;
+  tasks.clear();
+  const int64_t most = queries_of_task(call);
+  int64_t total = 0;
+  for (int64_t row = 0; row < call.rows; ++row) {
+    for (int64_t t = 0; t < call.tokens; t += most) {
+      const int64_t tokens = std::min(most, call.tokens - t);
+      int64_t work = 0;
+      for (int64_t i = t; i < t + tokens; ++i) {
+        const int64_t limit = limit_of(call, row, i);
+        work += (limit - begin_of(call, limit)) * call.group * call.head_dim;
+      }
+      for (int64_t head = 0; head < call.heads; ++head) {
+        tasks.push_back({{row, head, t, tokens}, work});
+        total += work;
+      }
+    }
+  }
+  std::stable_sort(
+      tasks.begin(), tasks.end(),
+      [](const QueryTask& a, const QueryTask& b) { return a.work > b.work; });
+  std::atomic<size_t> next{0};
+  const std::vector<QueryTask>& shared = tasks;  // of this thread, for all
+  on_threads(threads_for(total), [&](int64_t) {
+    void* scratch = thread_scratch(kernels.scratch_bytes(call, most));
+    for (size_t i = next++; i < shared.size(); i = next++) {
+      kernels.queries(call, shared[i].range, scratch);
+    }
+  });
+}
+
+}  // namespace
+
+void run_attention(const AttentionCall& call, AttentionSplit split) {
+  if (call.rows == 0 || call.tokens == 0) return;
+  const AttentionKernels& kernels = kernels_of(cpu_level());
+  if (split == AttentionSplit::kQueries) {
+    split_by_queries(call, kernels);
+    return;
+  }
+  static thread_local KeySplit keys;
+  for (int64_t row = 0; row < call.rows;) row = keys.run(call, kernels, row);
+}
+
+}  // namespace kvcache::kernels
