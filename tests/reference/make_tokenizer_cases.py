@@ -179,7 +179,7 @@ def train_sentencepiece(kind: str) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TRAINING), model_writer=model, model_type=kind,
         vocab_size=480 if kind == "bpe" else 400, byte_fallback=kind == "bpe",
-        normalization_rule_name="identity" if kind == "bpe" else "nmt_nfkc",
+        normalization_rule_name="identity",
         remove_extra_whitespaces=kind == "unigram",
         user_defined_symbols=["[TOOL]"], control_symbols=["<|turn|>"],
         character_coverage=0.98, hard_vocab_limit=False, minloglevel=2,
@@ -215,19 +215,15 @@ def smollm2(path: str) -> Tokenizer:
         vocab={t: i for i, t in enumerate(tokens)},
         merges=[tuple(m.split(" ")) for m in merges],
     ))
-    tokenizer.pre_tokenizer = family_pre_tokenizer_smollm()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([
         AddedToken(t, special=True) for t, k in zip(tokens, types) if k == 3
     ])
     return tokenizer
-
-
-def family_pre_tokenizer_smollm():
-    return pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ])
 
 
 def main() -> None:
