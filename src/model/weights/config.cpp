@@ -1,4 +1,5 @@
-// config.cpp - bounds of a configuration and its rotary frequencies.
+// config.cpp - bounds of a configuration and its rotary
+// frequencies.
 
 #include "kvcache/model/config.h"
 
@@ -7,7 +8,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "config_bounds.h"
+#include "src/model/weights/config_bounds.h"
 
 namespace kvcache::model {
 namespace {

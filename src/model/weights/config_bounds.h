@@ -1,4 +1,5 @@
-// config_bounds.h - the most that a configuration may ask for.
+// config_bounds.h - the most that a configuration may ask
+// for.
 //
 // Far above any model; below, products of any two sizes fit in 64 bits. The
 // readers check what they compute with, ModelConfig::validate() all of it.

@@ -1,4 +1,5 @@
-// config_gguf.cpp - a configuration from the metadata of a GGUF file.
+// config_gguf.cpp - a configuration from the metadata of a
+// GGUF file.
 //
 // Keys: docs/gguf.md of ggml. What the keys leave open (biases, a head of its
 // own) is read off the presence of tensors, as llama.cpp does.
@@ -8,10 +9,10 @@
 
 #include <algorithm>
 
-#include "config_bounds.h"
 #include "kvcache/model/config.h"
 #include "kvcache/model/gguf.h"
-#include "strict_json.h"
+#include "src/model/weights/config_bounds.h"
+#include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {
 namespace {

@@ -1,5 +1,4 @@
-// config_json.cpp - a configuration from the files of Hugging Face
-// transformers.
+// config_json.cpp - a configuration from the files of transformers.
 
 #include <c10/util/Exception.h>
 
@@ -7,9 +6,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "config_bounds.h"
 #include "kvcache/model/config.h"
-#include "strict_json.h"
+#include "src/model/weights/config_bounds.h"
+#include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {
 namespace {

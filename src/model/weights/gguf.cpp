@@ -11,7 +11,7 @@
 #include <sstream>
 #include <utility>
 
-#include "strict_json.h"  // in_quotes
+#include "src/model/weights/strict_json.h"  // in_quotes
 
 namespace kvcache::model {
 namespace {

@@ -1,4 +1,5 @@
-// gguf_scan.cpp - checks a GGUF file before ggml's parser reads it.
+// gguf_scan.cpp - checks a GGUF file before ggml's parser
+// reads it.
 //
 // The parser asserts, divides by and allocates what the file says. This pass
 // walks the header, the metadata and the tensor list once, allocates nothing
@@ -19,7 +20,7 @@
 #include <unordered_set>
 
 #include "kvcache/model/gguf.h"
-#include "strict_json.h"  // in_quotes
+#include "src/model/weights/strict_json.h"  // in_quotes
 
 namespace kvcache::model {
 namespace {

@@ -1,4 +1,5 @@
-// gguf_weights.cpp - a GGUF file's tensors, dequantised, heads in order.
+// gguf_weights.cpp - a GGUF file's tensors, dequantised,
+// heads in order.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -10,7 +11,7 @@
 
 #include <algorithm>
 
-#include "weight_files.h"
+#include "src/model/weights/weight_files.h"
 
 namespace kvcache::model {
 namespace {

@@ -1,4 +1,5 @@
-// mapped_file.cpp - mmap with errors that say what is wrong with the file.
+// mapped_file.cpp - mmap with errors that say what is wrong
+// with the file.
 
 #include "kvcache/model/mapped_file.h"
 

@@ -1,4 +1,5 @@
-// safetensors.cpp - mapped safetensors files and folders of shards.
+// safetensors.cpp - mapped safetensors files and folders of
+// shards.
 
 #include "kvcache/model/safetensors.h"
 
@@ -10,7 +11,7 @@
 #include <cstring>
 #include <system_error>
 
-#include "strict_json.h"
+#include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {
 namespace {

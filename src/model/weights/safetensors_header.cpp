@@ -1,4 +1,5 @@
-// safetensors_header.cpp - reads and checks the JSON header of a file.
+// safetensors_header.cpp - reads and checks the JSON header
+// of a file.
 //
 // Parsed event by event: nlohmann's document type would keep the last of two
 // equal keys, and a flat pass needs no stack, however deep a file nests.
@@ -15,8 +16,8 @@
 #include <unordered_set>
 
 #include "kvcache/model/safetensors.h"
-#include "safetensors_types.h"
-#include "strict_json.h"
+#include "src/model/weights/safetensors_types.h"
+#include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {
 namespace {
@@ -65,6 +66,10 @@ class HeaderReader : public nlohmann::json_sax<json> {
     }
     require(fields_.insert(key).second, "key ", in_quotes(key), " of ",
             in_quotes(name_), " stands twice");
+    require(
+        metadata_ || key == "dtype" || key == "shape" || key == "data_offsets",
+        in_quotes(name_), " has the key ", in_quotes(key),
+        " where dtype, shape or data_offsets is expected");
     field_ = key;
     return true;
   }
@@ -183,17 +188,20 @@ class HeaderReader : public nlohmann::json_sax<json> {
   std::optional<std::vector<uint64_t>> offsets_;
 };
 
-// Bytes that dtype and shape ask for.
+// Bytes that dtype and shape ask for. The sizes must not overflow even beside
+// a zero: LibTorch multiplies them for the strides.
 size_t bytes_of(const SafetensorsEntry& entry, const std::string& path) {
-  size_t bytes = c10::elementSize(entry.dtype);
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  bool empty = false;
   for (const int64_t size : entry.shape) {
-    TORCH_CHECK(!__builtin_mul_overflow(bytes, size, &bytes) &&
-                    bytes <= static_cast<size_t>(INT64_MAX),
-                "[safetensors] ", path, ": tensor ", in_quotes(entry.name),
-                " has the shape ", c10::IntArrayRef(entry.shape),
-                ", whose size overflows; the file is damaged or hostile.");
+    empty |= size == 0;
+    TORCH_CHECK(
+        !__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes),
+        "[safetensors] ", path, ": tensor ", in_quotes(entry.name),
+        " has the shape ", c10::IntArrayRef(entry.shape),
+        ", whose size overflows; the file is damaged or hostile.");
   }
-  return bytes;
+  return empty ? 0 : static_cast<size_t>(bytes);
 }
 
 // The data must be the tensors one after another: no holes, no overlaps.

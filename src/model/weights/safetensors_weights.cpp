@@ -1,4 +1,5 @@
-// safetensors_weights.cpp - a Hugging Face folder under canonical names.
+// safetensors_weights.cpp - a Hugging Face folder under
+// canonical names.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -7,10 +8,10 @@
 #include <algorithm>
 
 #include "kvcache/model/safetensors.h"
-#include "safetensors_types.h"
-#include "strict_json.h"
-#include "tensor_names.h"
-#include "weight_files.h"
+#include "src/model/weights/safetensors_types.h"
+#include "src/model/weights/strict_json.h"
+#include "src/model/weights/tensor_names.h"
+#include "src/model/weights/weight_files.h"
 
 namespace kvcache::model {
 namespace {

@@ -1,4 +1,5 @@
-// safetensors_write.cpp - writes a file that is there whole or not at all.
+// safetensors_write.cpp - writes a file that is there whole
+// or not at all.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -14,8 +15,8 @@
 #include <set>
 
 #include "kvcache/model/safetensors.h"
-#include "safetensors_types.h"
-#include "strict_json.h"
+#include "src/model/weights/safetensors_types.h"
+#include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {
 namespace {
@@ -69,7 +70,14 @@ std::string header_of(const std::vector<Named>& tensors,
                            {"data_offsets", {offset, end}}};
     offset = end;
   }
-  std::string text = header.dump();
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const nlohmann::json::exception&) {
+    TORCH_CHECK(false,
+                "[write_safetensors] names and metadata must be UTF-8 "
+                "text; rename the tensors.");
+  }
   const size_t used = sizeof(uint64_t) + text.size();
   text.append((kDataAlignment - used % kDataAlignment) % kDataAlignment, ' ');
   return text;

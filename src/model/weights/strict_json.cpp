@@ -1,6 +1,7 @@
-// strict_json.cpp - nlohmann's parser with the checks that it leaves out.
+// strict_json.cpp - nlohmann's parser with the checks that it
+// leaves out.
 
-#include "strict_json.h"
+#include "src/model/weights/strict_json.h"
 
 #include <c10/util/Exception.h>
 

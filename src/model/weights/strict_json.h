@@ -1,4 +1,5 @@
-// strict_json.h - JSON files of strangers: bounded, without duplicate keys.
+// strict_json.h - JSON files of strangers: bounded, without
+// duplicate keys.
 
 #pragma once
 

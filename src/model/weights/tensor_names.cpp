@@ -1,9 +1,10 @@
-// tensor_names.cpp - names of transformers' modules, per family.
+// tensor_names.cpp - names of transformers' modules, per
+// family.
 //
 // Source: the modules of modeling_llama.py (mistral, qwen2 and qwen3 use the
 // same names) and modeling_gpt2.py of Hugging Face transformers.
 
-#include "tensor_names.h"
+#include "src/model/weights/tensor_names.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,5 @@
-// tensor_names.h - what Hugging Face calls a tensor that has GGUF's name here.
+// tensor_names.h - what Hugging Face calls a tensor that has
+// GGUF's name here.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// weight_files.h - the two kinds of files behind WeightSource.
+// weight_files.h - the two kinds of files behind
+// WeightSource.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// weights.cpp - opens a model and accounts for every tensor of it.
+// weights.cpp - opens a model and accounts for every tensor
+// of it.
 
 #include "kvcache/model/weights.h"
 
@@ -11,8 +12,8 @@
 #include <sstream>
 #include <system_error>
 
-#include "strict_json.h"
-#include "weight_files.h"
+#include "src/model/weights/strict_json.h"
+#include "src/model/weights/weight_files.h"
 
 namespace kvcache::model {
 namespace {
