@@ -10,6 +10,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -130,8 +132,8 @@ class FakeModel final : public LanguageModel {
     });
   }
 
-  mutable int64_t steps = 0;        // forwards so far
-  mutable int64_t fail_after = -1;  // throw when `steps` passes it
+  mutable std::atomic<int64_t> steps = 0;        // forwards so far
+  mutable std::atomic<int64_t> fail_after = -1;  // throw when `steps` passes it
 
  private:
   template <typename HistoryOf>
