@@ -27,8 +27,9 @@ struct LoadOptions {
 // between threads, each with a cache of its own. Evaluation only.
 class Transformer final : public LanguageModel {
  public:
-  // Weights from `source`, checked against `config`, packed once.
-  Transformer(ModelConfig config, const WeightSource& source,
+  // Weights of `source`, checked against `config`, packed once; `source` is
+  // kept, as embeddings are read from it row by row. No dtype: float32.
+  Transformer(ModelConfig config, std::shared_ptr<const WeightSource> source,
               const LoadOptions& options = {});
   ~Transformer() override;
 

@@ -1,0 +1,154 @@
+// src/model/forward/blocks.cpp - norms, attention and feed-forward of a layer.
+#include "src/model/forward/blocks.h"
+
+#include <cstring>
+#include <utility>
+
+#include "src/model/forward/row_loops.h"
+
+namespace kvcache::model {
+namespace {
+
+// [B, heads, T, head_dim] of the columns [first, first + heads * head_dim).
+Tensor head_view(const Tensor& from, const Tokens& tokens, int64_t first,
+                 int64_t heads, int64_t head_dim) {
+  const int64_t width = from.size(1);
+  return from.as_strided({tokens.rows, heads, tokens.per_row, head_dim},
+                         {tokens.per_row * width, head_dim, width, 1}, first);
+}
+
+template <typename T>
+typename RowLoops<T>::Activate loop_of(Activation activation) {
+  switch (activation) {
+    case Activation::kGelu:
+      return row_loops<T>().gelu;
+    case Activation::kGeluTanh:
+      return row_loops<T>().gelu_tanh;
+    case Activation::kSilu:
+      break;
+  }
+  return row_loops<T>().silu;
+}
+
+}  // namespace
+
+Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
+           const Tokens& of, LayerMemory& layers, Role of_role,
+           at::ScalarType dtype)
+    : tokens(of), memory(layers), role(of_role) {
+  if (!frequencies.empty()) rotary.emplace(tokens.positions, frequencies);
+  const int64_t q_size = config.query_size(), kv_size = config.kv_size();
+  hidden = scratch(tokens, config.hidden_size, at::kFloat);
+  normed = scratch(tokens, config.hidden_size, dtype);
+  heads = scratch(tokens, q_size + 2 * kv_size, dtype);
+  q = head_view(heads, tokens, 0, config.heads, config.head_dim);
+  k = head_view(heads, tokens, q_size, config.kv_heads, config.head_dim);
+  v = head_view(heads, tokens, q_size + kv_size, config.kv_heads,
+                config.head_dim);
+  if (tokens.count() == 1) attended = scratch(tokens, q_size, dtype);
+  activated = scratch(tokens, config.intermediate_size, dtype);
+}
+
+Normalisation::Normalisation(Norm kind, Tensor weight, Tensor bias, double eps)
+    : weight_(kind == Norm::kRmsPlusOne ? weight.add(1.0) : std::move(weight)),
+      bias_(std::move(bias)),
+      eps_(static_cast<float>(eps)),
+      centre_(kind == Norm::kLayer) {}
+
+NormParameters Normalisation::parameters() const {
+  return {weight_.const_data_ptr<float>(),
+          bias_.defined() ? bias_.const_data_ptr<float>() : nullptr, eps_,
+          centre_};
+}
+
+void Normalisation::add_and_apply(const Tensor& out, const Tensor& hidden,
+                                  const Tensor& delta, int64_t tokens) const {
+  const NormParameters norm = parameters();
+  const int64_t width = hidden.size(1);
+  with_row_type(out.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    T* to = data_of<T>(out);
+    auto* residual = data_of<float>(hidden);
+    const T* added = delta.defined() ? data_of<T>(delta) : nullptr;
+    const auto add_norm = row_loops<T>().add_norm;
+    for_each_row(tokens, width, [&](int64_t i) {
+      add_norm(to + i * width, residual + i * width,
+               added == nullptr ? nullptr : added + i * width, norm, width);
+    });
+  });
+}
+
+Attention::Attention(const ModelConfig& config, Parts parts)
+    : parts_(std::move(parts)),
+      heads_(config.heads),
+      kv_heads_(config.kv_heads),
+      head_dim_(config.head_dim) {
+  options_.scale = config.attention_scale;
+}
+
+void Attention::turn(const Pass& pass, const Tensor& qkv) const {
+  const int64_t width = qkv.size(1);
+  const int64_t q_size = heads_ * head_dim_, kv_size = kv_heads_ * head_dim_;
+  const auto parameters = [](const std::optional<Normalisation>& norm) {
+    return norm ? std::optional(norm->parameters()) : std::nullopt;
+  };
+  const auto q_norm = parameters(parts_.q_norm);
+  const auto k_norm = parameters(parts_.k_norm);
+  with_row_type(qkv.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const T* from = data_of<T>(qkv);
+    T* to = data_of<T>(pass.heads);
+    const auto turn_heads = row_loops<T>().turn_heads;
+    for_each_row(pass.tokens.count(), 2 * width, [&](int64_t i) {
+      const Turn turn = pass.rotary ? pass.rotary->turn(i) : Turn{};
+      const T* x = from + i * width;
+      T* y = to + i * width;
+      turn_heads(y, x, heads_, head_dim_, q_norm ? &*q_norm : nullptr, turn);
+      turn_heads(y + q_size, x + q_size, kv_heads_, head_dim_,
+                 k_norm ? &*k_norm : nullptr, turn);
+      const int64_t before_v = q_size + kv_size;
+      std::memcpy(y + before_v, x + before_v,
+                  static_cast<size_t>(kv_size) * sizeof(T));
+    });
+  });
+}
+
+Tensor Attention::run(Pass& pass, int64_t layer) const {
+  turn(pass, parts_.qkv(pass.normed));
+  const KvView& view = pass.memory.update(layer, pass.k, pass.v);
+  AttendOptions options = options_;
+  options.role = pass.role;
+  const Tensor attended = attend(pass.q, view, options);
+  const int64_t width = heads_ * head_dim_;
+  if (pass.tokens.count() > 1) {
+    return parts_.output(attended.transpose(1, 2).reshape({-1, width}));
+  }
+  std::memcpy(pass.attended.data_ptr(), attended.const_data_ptr(),
+              static_cast<size_t>(width) * attended.element_size());
+  return parts_.output(pass.attended);
+}
+
+FeedForward::FeedForward(const ModelConfig& config, PackedLinear up,
+                         PackedLinear down)
+    : up_(std::move(up)),
+      down_(std::move(down)),
+      activation_(config.activation),
+      gated_(config.gated_mlp) {}
+
+Tensor FeedForward::run(Pass& pass) const {
+  const Tensor up = up_(pass.normed);
+  const int64_t width = pass.activated.size(1);
+  with_row_type(up.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const T* from = data_of<T>(up);
+    T* to = data_of<T>(pass.activated);
+    const auto activate = loop_of<T>(activation_);
+    for_each_row(pass.tokens.count(), 4 * width, [&](int64_t i) {
+      const T* gate = from + i * up.size(1);
+      activate(to + i * width, gate, gated_ ? gate + width : nullptr, width);
+    });
+  });
+  return down_(pass.activated);
+}
+
+}  // namespace kvcache::model

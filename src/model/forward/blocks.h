@@ -1,0 +1,82 @@
+// src/model/forward/blocks.h - what a layer of a decoder is made of.
+//
+// Each block reads normed activations [N, hidden_size] and returns what is
+// added to the residual stream, [N, hidden_size]; both in the running dtype.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "src/model/forward/packed_linear.h"
+#include "src/model/forward/pass.h"
+#include "src/model/forward/row_loops_table.h"
+
+namespace kvcache::model {
+
+class Normalisation {
+ public:
+  // `weight` and `bias` [width] float32; `bias` may be undefined.
+  Normalisation(Norm kind, Tensor weight, Tensor bias, double eps);
+
+  NormParameters parameters() const;
+  int64_t width() const { return weight_.size(0); }
+
+  // hidden += delta (unless undefined), then out = norm(hidden), for each
+  // token.
+  void add_and_apply(const Tensor& out, const Tensor& hidden,
+                     const Tensor& delta, int64_t tokens) const;
+
+ private:
+  Tensor weight_, bias_;  // 1 + w is made at load
+  float eps_;
+  bool centre_;
+};
+
+// What lets a token see earlier ones: attention, or a state of fixed size.
+class Mixer {
+ public:
+  Mixer() = default;
+  Mixer(const Mixer&) = delete;
+  Mixer& operator=(const Mixer&) = delete;
+  virtual ~Mixer() = default;
+  virtual Tensor run(Pass& pass, int64_t layer) const = 0;
+};
+
+class Attention final : public Mixer {
+ public:
+  struct Parts {
+    PackedLinear qkv;  // rows of q, k, v below each other
+    PackedLinear output;
+    std::optional<Normalisation> q_norm, k_norm;  // per head, before the turn
+  };
+  Attention(const ModelConfig& config, Parts parts);
+  Tensor run(Pass& pass, int64_t layer) const override;
+
+ private:
+  void turn(const Pass& pass, const Tensor& qkv) const;
+
+  Parts parts_;
+  int64_t heads_, kv_heads_, head_dim_;
+  AttendOptions options_;
+};
+
+class FeedForward {
+ public:
+  // `up`: rows of gate and up below each other if `gated`, else of up alone.
+  FeedForward(const ModelConfig& config, PackedLinear up, PackedLinear down);
+  Tensor run(Pass& pass) const;
+
+ private:
+  PackedLinear up_, down_;
+  Activation activation_;
+  bool gated_;
+};
+
+struct Layer {
+  Normalisation mixer_norm;
+  std::unique_ptr<Mixer> mixer;
+  Normalisation feed_forward_norm;
+  FeedForward feed_forward;
+};
+
+}  // namespace kvcache::model

@@ -1,0 +1,55 @@
+// src/model/forward/packed_linear.h - x W^T + b with W packed once.
+//
+// Why not at::linear: its arithmetic changes with the number of rows (float32
+// at 1 to 3 and 5 to 7, bfloat16 at 1), so that a row's bits depend on its
+// neighbours. oneDNN's product over packed weights has one order of additions
+// from two rows on; a single row therefore runs as two.
+// M rows, N outputs, K inputs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace kvcache::model {
+
+using at::Tensor;
+
+class PackedLinear {
+ public:
+  PackedLinear() = default;
+  // `weight` [N, K], contiguous; `bias` [N] in its dtype, or undefined. Neither
+  // is kept if the CPU packs the dtype, see packs().
+  PackedLinear(const Tensor& weight, const Tensor& bias);
+
+  // Whether oneDNN packs float32 or bfloat16 weights on this CPU. Where it does
+  // not, an own product is used: slower, and of one order of additions as well.
+  static bool packs(at::ScalarType dtype);
+
+  int64_t inputs() const noexcept { return inputs_; }
+  int64_t outputs() const noexcept { return outputs_; }
+  bool has_bias() const noexcept { return bias_.has_value(); }
+  at::ScalarType dtype() const noexcept { return weight_.scalar_type(); }
+
+  // `x` [M, K], contiguous. Returns a new [M, N]. Two rows or more are used as
+  // they are; one is copied beside a row of zeros.
+  Tensor operator()(const Tensor& x) const;
+
+  // Measures whether a row's bits are the same among 2 to 64 rows, at any place
+  // among them, beside NaN, and on one thread. A few ms for millions of
+  // weights.
+  bool probe_row_exact() const;
+
+ private:
+  Tensor multiply(const Tensor& x) const;  // M >= 2
+  Tensor multiply_plain(const Tensor& x) const;
+
+  Tensor weight_;  // packed, or [N, K] where the CPU does not pack
+  std::optional<Tensor> bias_;
+  int64_t inputs_ = 0;
+  int64_t outputs_ = 0;
+  bool packed_ = false;
+};
+
+}  // namespace kvcache::model

@@ -1,0 +1,59 @@
+// src/model/forward/pass.h - one forward on its way: tokens and scratch.
+//
+// Activations are [N, width], a token a row; N = B * T, but at least 2, since a
+// linear of one row would run as two anyway (PackedLinear). The row too many is
+// zero in every scratch. B rows, T tokens a row.
+#pragma once
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <span>
+
+#include "kvcache/attention.h"
+#include "kvcache/model/config.h"
+#include "src/model/forward/layer_memory.h"
+#include "src/model/forward/rotary.h"
+
+namespace kvcache::model {
+
+// The tokens of a forward, [B * T].
+struct Tokens {
+  int64_t rows = 0;     // B
+  int64_t per_row = 0;  // T
+  std::span<const int64_t> ids;
+  std::span<const int64_t> positions;  // 0 where dead
+  std::span<const int64_t> limits;     // 0 where dead
+
+  int64_t count() const { return rows * per_row; }
+  bool live(int64_t i) const { return limits[static_cast<size_t>(i)] > 0; }
+};
+
+struct Pass {
+  // `frequencies`: of the rotation, see RotaryTable; empty: none.
+  Pass(const ModelConfig& config, std::span<const float> frequencies,
+       const Tokens& of, LayerMemory& layers, Role of_role,
+       at::ScalarType dtype);
+
+  // [N, width]; the row too many is 0.
+  static Tensor scratch(const Tokens& tokens, int64_t width,
+                        at::ScalarType dtype) {
+    const at::TensorOptions options(dtype);
+    return tokens.count() > 1 ? at::empty({tokens.count(), width}, options)
+                              : at::zeros({2, width}, options);
+  }
+
+  const Tokens& tokens;
+  LayerMemory& memory;
+  Role role;
+  std::optional<RotaryTable> rotary;
+  Tensor hidden;     // [N, hidden_size] float32, the residual stream
+  Tensor normed;     // [N, hidden_size], what a block reads
+  Tensor heads;      // [N, q | k | v], turned
+  Tensor q, k, v;    // views of heads, [B, heads, T, head_dim]
+  Tensor attended;   // [N, query_size], used if there is a row too many
+  Tensor activated;  // [N, intermediate_size]
+};
+
+}  // namespace kvcache::model
