@@ -15,12 +15,6 @@ namespace kvcache::model {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 16 << 10;
-// For nested groups; the runs of single characters in every pattern known
-// need none of it, however long.
-constexpr size_t kJitStackMin = 32 << 10;
-constexpr size_t kJitStackMax = 8 << 20;
-// Backtracks of one match, so that no pattern can hang the process.
-constexpr uint32_t kMatchLimit = 20'000'000;
 
 std::string error_text(int code) {
   std::array<PCRE2_UCHAR8, 256> text{};
@@ -28,37 +22,26 @@ std::string error_text(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-// What one call of split() works with.
-class Matcher {
- public:
-  explicit Matcher(const pcre2_code_8* code)
-      : data_(pcre2_match_data_create_from_pattern_8(code, nullptr)),
-        context_(pcre2_match_context_create_8(nullptr)),
-        stack_(pcre2_jit_stack_create_8(kJitStackMin, kJitStackMax, nullptr)) {
-    pcre2_set_match_limit_8(context_, kMatchLimit);
-    pcre2_jit_stack_assign_8(context_, nullptr, stack_);
+struct FreeMatchData {
+  void operator()(pcre2_match_data_8* data) const noexcept {
+    pcre2_match_data_free_8(data);
   }
-  ~Matcher() {
-    pcre2_match_data_free_8(data_);
-    pcre2_match_context_free_8(context_);
-    pcre2_jit_stack_free_8(stack_);
-  }
-  Matcher(const Matcher&) = delete;
-  Matcher& operator=(const Matcher&) = delete;
-
-  int match(const pcre2_code_8* code, std::string_view text, size_t at,
-            uint32_t options) {
-    return pcre2_match_8(code, reinterpret_cast<PCRE2_SPTR8>(text.data()),
-                         text.size(), at, options | PCRE2_NO_UTF_CHECK, data_,
-                         context_);
-  }
-  const PCRE2_SIZE* range() const { return pcre2_get_ovector_pointer_8(data_); }
-
- private:
-  pcre2_match_data_8* data_;
-  pcre2_match_context_8* context_;
-  pcre2_jit_stack_8* stack_;
 };
+using MatchData = std::unique_ptr<pcre2_match_data_8, FreeMatchData>;
+
+// The next match that is not empty. What needs more than the stack of the
+// compiled matcher goes to the interpreter, which PCRE2 bounds in steps and
+// memory; the patterns of the known families never do, however long the text.
+int match(const pcre2_code_8* code, std::string_view text, size_t at,
+          const MatchData& data) {
+  const auto run = [&](uint32_t options) {
+    return pcre2_match_8(
+        code, reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(), at,
+        options | PCRE2_NOTEMPTY | PCRE2_NO_UTF_CHECK, data.get(), nullptr);
+  };
+  const int found = run(0);
+  return found == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : found;
+}
 
 }  // namespace
 
@@ -143,18 +126,19 @@ Pattern::Pattern(std::string_view pattern, const std::string& source)
 
 void Pattern::split(std::string_view text, size_t offset,
                     std::vector<Range>& ranges) const {
-  Matcher matcher(code_.get());
+  // Room for the whole match only: groups are of no interest.
+  const MatchData data(pcre2_match_data_create_8(1, nullptr));
+  const PCRE2_SIZE* place = pcre2_get_ovector_pointer_8(data.get());
   size_t done = 0;  // text before it is in `ranges`
-  size_t at = 0;    // where the next match may start
-  while (at <= text.size()) {
-    const int found = matcher.match(code_.get(), text, at, PCRE2_NOTEMPTY);
+  while (done < text.size()) {
+    const int found = match(code_.get(), text, done, data);
     if (found == PCRE2_ERROR_NOMATCH) break;
-    TORCH_CHECK(found > 0, "[Tokenizer::encode] the pattern '", pattern_,
+    TORCH_CHECK(found >= 0, "[Tokenizer::encode] the pattern '", pattern_,
                 "' must match within bounds but ", error_text(found),
                 " in a text of ", text.size(),
                 " bytes; use another tokenizer file.");
-    const size_t begin = matcher.range()[0];
-    const size_t end = matcher.range()[1];
+    const size_t begin = place[0];
+    const size_t end = place[1];
     // \K may put the start before what is done already.
     TORCH_CHECK(begin >= done && end > begin,
                 "[Tokenizer::encode] the pattern '", pattern_,
@@ -162,7 +146,7 @@ void Pattern::split(std::string_view text, size_t offset,
                 "; use another tokenizer file.");
     if (begin > done) ranges.push_back({offset + done, offset + begin, false});
     ranges.push_back({offset + begin, offset + end, true});
-    done = at = end;
+    done = end;
   }
   if (done < text.size()) {
     ranges.push_back({offset + done, offset + text.size(), false});
