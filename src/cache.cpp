@@ -39,6 +39,12 @@ void check_layer(size_t number, const LayerSpec& layer) {
       "positive state_shape but got ",
       recurrent.conv_channels, ", ", recurrent.conv_taps, " and ",
       at::IntArrayRef(recurrent.state_shape), "; fix its RecurrentLayer.");
+  TORCH_CHECK_VALUE((recurrent.conv_channels > 0 && recurrent.conv_taps > 0) ||
+                        !recurrent.state_shape.empty(),
+                    "[Cache::Cache] layer ", number,
+                    " must keep a convolution or a state but got ",
+                    recurrent.conv_channels, " channels, ", recurrent.conv_taps,
+                    " taps and an empty state_shape; fix its RecurrentLayer.");
 }
 
 CacheSpec checked(CacheSpec spec) {
@@ -59,9 +65,15 @@ CacheSpec checked(CacheSpec spec) {
   TORCH_CHECK_VALUE(at::isFloatingType(spec.dtype),
                     "[Cache::Cache] dtype must be a floating type but got ",
                     dtype_text(spec.dtype), "; set CacheSpec::dtype.");
+  const at::ScalarType conv_dtype = spec.conv_dtype.value_or(spec.dtype);
+  TORCH_CHECK_VALUE(
+      at::isFloatingType(conv_dtype),
+      "[Cache::Cache] conv_dtype must be a floating type but got ",
+      dtype_text(conv_dtype), "; set CacheSpec::conv_dtype.");
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     check_layer(static_cast<size_t>(spec.first_layer) + i, spec.layers[i]);
   }
+  bytes_needed(spec, 1);  // throws if sizes multiply beyond 63 bits
   return spec;
 }
 
@@ -146,7 +158,16 @@ int64_t Cache::capacity() const noexcept {
   return impl_->spec.capacity.value_or(kUnbounded);
 }
 uint64_t Cache::address_epoch() const noexcept { return impl_->epoch; }
-void Cache::raise_epoch() noexcept { ++impl_->epoch; }
+void Cache::raise_epoch() noexcept {
+  ++impl_->epoch;
+  if (!impl_->step.open) {  // views of the last step keep old memory alive
+    for (KvView& view : impl_->step.views) {
+      view.k = view.v = Tensor();
+    }
+    std::fill(impl_->step.states.begin(), impl_->step.states.end(),
+              StateView{});
+  }
+}
 void Cache::check_idle(const char* verb) const { impl_->check_idle(verb); }
 
 bool Cache::fits(int64_t tokens) const {
@@ -216,22 +237,29 @@ Truncation Cache::drop_last(int64_t tokens) {
 
 void Cache::mark() {
   impl_->check_idle("mark");
-  for (int64_t row = 0; row < impl_->spec.rows; ++row) {
-    mark(row);
-  }
+  impl_->mark_rows(0, impl_->spec.rows);
 }
 
 void Cache::mark(int64_t row) {
   impl_->check_idle("mark");
   impl_->check_row("mark", row);
-  const int64_t length = impl_->lengths[row];
-  RestorePoints& points = impl_->points[row];
-  const bool there =
-      length == 0 || (!points.empty() && points.back()->position == length);
-  if (!impl_->states.empty() && !there) {
-    points.reserve(points.size() + 1);
-    points.push_back(impl_->states.snapshot(row, length));
+  impl_->mark_rows(row, row + 1);
+}
+
+void Cache::Impl::mark_rows(int64_t first, int64_t end) {
+  if (states.empty()) {
+    return;
   }
+  std::vector<RestorePoints> marked(points.begin() + first,
+                                    points.begin() + end);
+  for (int64_t row = first; row < end; ++row) {
+    const int64_t length = lengths[row];
+    RestorePoints& of_row = marked[row - first];
+    if (length > 0 && (of_row.empty() || of_row.back()->position != length)) {
+      of_row.push_back(states.snapshot(row, length));
+    }
+  }
+  std::move(marked.begin(), marked.end(), points.begin() + first);
 }
 
 void Cache::reset() {

@@ -1,9 +1,11 @@
 // The verbs that copy: fork, checkpoint, restore, plain tensors, and reports.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "cache_impl.h"
@@ -38,6 +40,48 @@ void check_same_model(const Checkpoint& from, const CacheSpec& spec) {
                     "another format; values would change.");
 }
 
+// A checkpoint may come from anywhere: nothing in it is used unchecked.
+void check_contents(const Checkpoint& from, const CacheSpec& spec,
+                    const RowStates& states) {
+  size_t i = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* a = std::get_if<AttentionLayer>(&layer);
+    if (a == nullptr) {
+      continue;
+    }
+    const bool there = i < from.kv.size() && i < from.first.size();
+    const int64_t first = there ? from.first[i] : 0;
+    for (auto part : {&KvTensors::k, &KvTensors::v}) {
+      const Tensor t = there ? from.kv[i].*part : Tensor();
+      TORCH_CHECK_VALUE(
+          t.defined() && first >= 0 && first <= from.length && t.dim() == 3 &&
+              t.size(0) == a->heads && t.size(1) == from.length - first &&
+              t.size(2) == a->head_dim && t.scalar_type() == spec.dtype,
+          "[Cache::restore] K and V of attention layer ", i, " must be [",
+          a->heads, ", ", from.length - first, ", ", a->head_dim, "] ",
+          dtype_text(spec.dtype), " but got ", tensor_text(t),
+          "; use checkpoints as checkpoint() made them.");
+    }
+    ++i;
+  }
+  int64_t previous = 0;
+  for (const auto& point : from.points) {
+    TORCH_CHECK_VALUE(point != nullptr && point->position > previous &&
+                          point->position <= from.length,
+                      "[Cache::restore] restore points must ascend within (0, ",
+                      from.length, "] but got ",
+                      point == nullptr ? int64_t{-1} : point->position,
+                      "; use checkpoints as checkpoint() made them.");
+    previous = point->position;
+    TORCH_CHECK_VALUE(states.holds(*point), "[Cache::restore] the states at ",
+                      previous, " must be ", states.point_text(), " but got ",
+                      tensor_text(point->conv), " and ",
+                      tensor_text(point->state),
+                      "; take them from a cache of the same model and "
+                      "conv_dtype.");
+  }
+}
+
 void check_import(const KvTensors& pair, const CacheSpec& spec, size_t layer,
                   std::span<const int64_t> lengths) {
   const auto& attention = std::get<AttentionLayer>(spec.layers[layer]);
@@ -61,19 +105,30 @@ std::unique_ptr<Cache> Cache::fork() const {
   const Impl& impl = *impl_;
   impl.check_idle("fork");
   std::unique_ptr<Cache> copy = do_make();
-  for (int64_t row = 0; row < impl.spec.rows; ++row) {
+  for (const int64_t row : Impl::longest_first(impl.lengths)) {
     Checkpoint kv{.length = impl.lengths[row], .dtype = impl.spec.dtype};
     export_row(row, kv);
     copy->do_import(row, kv, kv.length);
+    copy->impl_->lengths[row] = kv.length;  // the next import keeps this row
   }
   copy->impl_->states.copy_from(impl.states);
-  copy->impl_->lengths = impl.lengths;
   copy->impl_->points = impl.points;
   copy->impl_->oldest = impl.oldest;
   return copy;
 }
 
+std::vector<int64_t> Cache::Impl::longest_first(
+    std::span<const int64_t> lengths) {
+  std::vector<int64_t> rows(lengths.size());
+  std::iota(rows.begin(), rows.end(), 0);
+  std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) {
+    return lengths[a] > lengths[b];
+  });
+  return rows;
+}
+
 void Cache::export_row(int64_t row, Checkpoint& to) const {
+  c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < impl_->attention_layers; ++i) {
     KvTensors held = do_export(row, static_cast<int64_t>(i));
@@ -114,6 +169,7 @@ Truncation Cache::restore(const Checkpoint& from, int64_t row,
   impl.check_idle("restore");
   impl.check_row("restore", row);
   check_same_model(from, impl.spec);
+  check_contents(from, impl.spec, impl.states);
   const int64_t target = length.value_or(from.length);
   TORCH_CHECK_VALUE(target >= 0 && target <= from.length,
                     "[Cache::restore] length must be in [0, ", from.length,
@@ -133,6 +189,7 @@ Truncation Cache::restore(const Checkpoint& from, int64_t row,
       from.points.begin(), from.points.end(), std::back_inserter(points),
       [&](const auto& point) { return point->position <= cut.length; });
   do_import(row, from, cut.length);  // the last thing that can fail
+  const bool shrunk = cut.length < impl.lengths[row];
   impl.clear_row(row);
   impl.set_state(row, cut.point.get());
   impl.points[row] = std::move(points);
@@ -140,15 +197,18 @@ Truncation Cache::restore(const Checkpoint& from, int64_t row,
   if (cut.length > 0) {
     impl.oldest[row] = from.first;
   }
+  if (shrunk) {
+    do_shrunk();
+  }
   return result;
 }
 
 KvTensors Cache::export_kv(int64_t layer) const {
   const Impl& impl = *impl_;
   impl.check_idle("export_kv");
-  const AttentionLayer& attention = impl.attention("export_kv", layer);
+  const AttentionLayer& attention = impl.attention("Cache::export_kv", layer);
   const auto index =
-      static_cast<int64_t>(impl.index[impl.local("export_kv", layer)]);
+      static_cast<int64_t>(impl.index[impl.local("Cache::export_kv", layer)]);
   at::NoGradGuard no_grad;
   const int64_t longest =
       *std::max_element(impl.lengths.begin(), impl.lengths.end());
@@ -160,10 +220,16 @@ KvTensors Cache::export_kv(int64_t layer) const {
   }
   for (int64_t row = 0; row < impl.spec.rows; ++row) {
     const KvTensors one = do_export(row, index);
-    const int64_t held = one.k.size(1);
-    const int64_t first = impl.lengths[row] - held;
-    all.k.select(0, row).narrow(1, first, held).copy_(one.k);
-    all.v.select(0, row).narrow(1, first, held).copy_(one.v);
+    const int64_t before = impl.lengths[row] - one.k.size(1);
+    const int64_t first =  // an earlier import may have brought no more
+        std::max(before, std::min(impl.oldest[row][index], impl.lengths[row]));
+    const int64_t held = impl.lengths[row] - first;
+    for (auto part : {&KvTensors::k, &KvTensors::v}) {
+      (all.*part)
+          .select(0, row)
+          .narrow(1, first, held)
+          .copy_((one.*part).narrow(1, first - before, held));
+    }
   }
   return all;
 }
@@ -193,7 +259,7 @@ void Cache::import_kv(std::span<const KvTensors> layers,
     check_import(layers[i], impl.spec, i, lengths);
   }
   at::NoGradGuard no_grad;
-  for (int64_t row = 0; row < impl.spec.rows; ++row) {
+  for (const int64_t row : Impl::longest_first(lengths)) {
     Checkpoint one{.length = lengths[row],
                    .first_layer = impl.spec.first_layer,
                    .layers = impl.spec.layers,
@@ -263,24 +329,37 @@ std::vector<std::string> Cache::validate() const {
 }
 
 size_t bytes_needed(const CacheSpec& spec, int64_t tokens) {
-  size_t bytes = 0;
-  const size_t rows = static_cast<size_t>(spec.rows);
+  TORCH_CHECK_VALUE(tokens >= 0,
+                    "[kvcache::bytes_needed] tokens must be >= 0 but got ",
+                    tokens, "; ask for the tokens of a row.");
+  int64_t bytes = 0;
+  int64_t number = spec.first_layer;
+  const auto add = [&](at::ScalarType dtype, std::vector<int64_t> sizes) {
+    int64_t product = 2 * static_cast<int64_t>(c10::elementSize(dtype));
+    sizes.push_back(spec.rows);
+    bool sound = true;  // sizes come from files: no product may wrap
+    for (const int64_t size : sizes) {
+      sound = sound && size >= 0 &&
+              !__builtin_mul_overflow(product, size, &product);
+    }
+    TORCH_CHECK_VALUE(sound && !__builtin_add_overflow(bytes, product, &bytes),
+                      "[kvcache::bytes_needed] layer ", number,
+                      " must need less than 2^63 bytes but its sizes are ",
+                      at::IntArrayRef(sizes), "; fix the CacheSpec.");
+  };
   for (const LayerSpec& layer : spec.layers) {
     if (const auto* a = std::get_if<AttentionLayer>(&layer)) {
-      bytes += 2 * rows * static_cast<size_t>(tokens * a->heads * a->head_dim) *
-               c10::elementSize(spec.dtype);
-      continue;
+      add(spec.dtype, {tokens, a->heads, a->head_dim});  // K and V
+    } else {
+      const auto& r = std::get<RecurrentLayer>(layer);  // current and next
+      add(spec.conv_dtype.value_or(spec.dtype), {r.conv_channels, r.conv_taps});
+      if (!r.state_shape.empty()) {
+        add(at::kFloat, r.state_shape);
+      }
     }
-    const auto& r = std::get<RecurrentLayer>(layer);
-    bytes += 2 * rows * static_cast<size_t>(r.conv_channels * r.conv_taps) *
-             c10::elementSize(spec.conv_dtype.value_or(spec.dtype));
-    size_t state = r.state_shape.empty() ? 0 : sizeof(float);
-    for (const int64_t size : r.state_shape) {
-      state *= static_cast<size_t>(size);
-    }
-    bytes += 2 * rows * state;  // current and next
+    ++number;
   }
-  return bytes;
+  return static_cast<size_t>(bytes);
 }
 
 }  // namespace kvcache

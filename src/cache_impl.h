@@ -14,9 +14,10 @@ struct Cache::Impl {
   void check_idle(const char* verb) const;
   void check_row(const char* verb, int64_t row) const;
   // Local layer number of the model's `layer`; throws unless it is there.
-  size_t local(const char* verb, int64_t layer) const;
-  const AttentionLayer& attention(const char* verb, int64_t layer) const;
-  const RecurrentLayer& recurrent(const char* verb, int64_t layer) const;
+  // `where` is the function for the message, "Step::update".
+  size_t local(const char* where, int64_t layer) const;
+  const AttentionLayer& attention(const char* where, int64_t layer) const;
+  const RecurrentLayer& recurrent(const char* where, int64_t layer) const;
 
   // Where a row can be cut at or below `target`.
   struct Cut {
@@ -29,6 +30,10 @@ struct Cache::Impl {
                const Holds& holds) const;
   // Whether sliding layers still hold what a row cut at `length` can see.
   bool keeps(const std::vector<int64_t>& first, int64_t length) const;
+  // A restore point in each of rows [first, end), or in none if one fails.
+  void mark_rows(int64_t first, int64_t end);
+  // Rows by length, the longest first: what copies row by row allocates once.
+  static std::vector<int64_t> longest_first(std::span<const int64_t> lengths);
   void clear_row(int64_t row) noexcept;
   void set_state(int64_t row, const RestorePoint* point) noexcept;
 

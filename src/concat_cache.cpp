@@ -81,9 +81,14 @@ void ConcatCache::do_abandon(StepData& step) noexcept {
 }
 
 void ConcatCache::do_shrunk() {
-  const bool empty = std::all_of(lengths().begin(), lengths().end(),
-                                 [](int64_t n) { return n == 0; });
-  if (empty && !committed_.empty() && committed_[0].k.defined()) {
+  if (std::all_of(lengths().begin(), lengths().end(),
+                  [](int64_t n) { return n == 0; })) {
+    release();
+  }
+}
+
+void ConcatCache::release() {
+  if (!committed_.empty() && committed_[0].k.defined()) {
     std::fill(committed_.begin(), committed_.end(), KvTensors{});
     raise_epoch();
   }
@@ -106,19 +111,25 @@ void ConcatCache::do_import(int64_t row, const Checkpoint& from, int64_t n) {
   for (const int64_t other : rows) {
     length = std::max(length, lengths()[other]);
   }
-  std::vector<KvTensors> next;
+  const bool room = !committed_.empty() && committed_[0].k.defined() &&
+                    committed_[0].k.size(2) >= length;
+  std::vector<KvTensors> next = committed_;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const int64_t first = std::min(from.first[i], n);
-    next.push_back(grown(i, rows, length));
+    if (!room) {
+      next[i] = grown(i, rows, length);
+    }
     for (auto part : {&KvTensors::k, &KvTensors::v}) {
-      (next.back().*part)
+      (next[i].*part)
           .select(0, row)
           .narrow(1, first, n - first)
           .copy_((from.kv[i].*part).narrow(1, 0, n - first));
     }
   }
-  committed_ = std::move(next);
-  raise_epoch();
+  if (!room) {
+    committed_ = std::move(next);
+    raise_epoch();
+  }
 }
 
 void ConcatCache::do_reorder(std::span<const int64_t> rows) {
@@ -129,6 +140,7 @@ void ConcatCache::do_reorder(std::span<const int64_t> rows) {
     length = std::max(length, lengths()[row]);
   }
   if (length == 0) {
+    release();
     return;
   }
   std::vector<KvTensors> next;

@@ -15,10 +15,12 @@
 namespace kvcache {
 namespace {
 
-// The seed of a step by hand: all four numbers that make a shape, or an error.
+// All four numbers that make a shape, or an error that names them.
 CacheSpec checked(CacheSpec spec, const PreallocatedOptions& options) {
-  int64_t heads = 1, head_dim = 1;
-  for (const AttentionLayer& layer : attention_layers(spec)) {
+  const std::vector<AttentionLayer> layers = attention_layers(spec);
+  int64_t heads = layers.empty() ? 1 : layers[0].heads;
+  int64_t head_dim = layers.empty() ? 1 : layers[0].head_dim;
+  for (const AttentionLayer& layer : layers) {
     heads = std::min(heads, layer.heads);
     head_dim = std::min(head_dim, layer.head_dim);
   }
@@ -69,9 +71,9 @@ PreallocatedCache::PreallocatedCache(CacheSpec spec,
 }
 
 int64_t PreallocatedCache::rounded(int64_t cells) const {
-  const int64_t up =
-      (cells + options_.multiple - 1) / options_.multiple * options_.multiple;
-  return std::min(up, capacity());
+  const int64_t over = cells % options_.multiple;
+  const int64_t more = over == 0 ? 0 : options_.multiple - over;
+  return more > capacity() - cells ? capacity() : cells + more;
 }
 
 std::vector<KvTensors> PreallocatedCache::allocate(int64_t rows,

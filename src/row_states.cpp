@@ -156,6 +156,26 @@ std::shared_ptr<const RestorePoint> RowStates::snapshot(
   return point;
 }
 
+bool RowStates::holds(const RestorePoint& point) const {
+  const auto same = [](const Tensor& flat, const Tensor& t) {
+    return flat.defined()
+               ? t.defined() && t.dim() == 2 && t.size(0) == 1 &&
+                     t.size(1) == flat.size(1) &&
+                     t.scalar_type() == flat.scalar_type() && t.is_contiguous()
+               : !t.defined();
+  };
+  return same(conv_[0], point.conv) && same(state_[0], point.state);
+}
+
+std::string RowStates::point_text() const {
+  const auto text = [](const Tensor& flat) {
+    return flat.defined() ? "[1, " + std::to_string(flat.size(1)) + "] " +
+                                dtype_text(flat.scalar_type())
+                          : std::string("an undefined tensor");
+  };
+  return text(conv_[0]) + " and " + text(state_[0]);
+}
+
 void RowStates::load(int64_t row, const RestorePoint& point) noexcept {
   at::NoGradGuard no_grad;
   if (conv_[0].defined()) {

@@ -23,6 +23,9 @@ class RowStates {
   void clear(int64_t row) noexcept;
   std::shared_ptr<const RestorePoint> snapshot(int64_t row,
                                                int64_t position) const;
+  // Whether load() can take the point, and what it would have to look like.
+  bool holds(const RestorePoint& point) const;
+  std::string point_text() const;
   void load(int64_t row, const RestorePoint& point) noexcept;
   // The same rows in another order; gathers before it is assigned.
   RowStates reordered(std::span<const int64_t> rows) const;

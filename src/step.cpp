@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cache_impl.h"
@@ -14,16 +15,27 @@
 namespace kvcache {
 namespace {
 
+// Positions, limits and cells of a step are addressable: 3 x 8 bytes each.
+constexpr int64_t kMostNumbers = std::numeric_limits<int64_t>::max() / 24;
+
 // Spans of the spec over the step's rows, defaults filled in; all checked.
 void read_spec(const StepSpec& spec, int64_t all_rows, StepData& step) {
   TORCH_CHECK_VALUE(spec.tokens >= 1,
                     "[Cache::begin_step] tokens must be >= 1 but got ",
                     spec.tokens, "; a step has at least one token.");
-  const int64_t rows = spec.rows.value_or(all_rows - spec.first_row);
+  const int64_t left =  // rows from first_row on
+      spec.first_row >= 0 && spec.first_row < all_rows
+          ? all_rows - spec.first_row
+          : 0;
+  const int64_t rows = spec.rows.value_or(left);
+  TORCH_CHECK_VALUE(rows >= 1 && rows <= left,
+                    "[Cache::begin_step] rows must lie in [0, ", all_rows,
+                    ") but got ", rows, " from row ", spec.first_row,
+                    "; fix first_row and rows.");
   TORCH_CHECK_VALUE(
-      spec.first_row >= 0 && rows >= 1 && rows <= all_rows - spec.first_row,
-      "[Cache::begin_step] rows must lie in [0, ", all_rows, ") but got ", rows,
-      " from row ", spec.first_row, "; fix first_row and rows.");
+      spec.tokens <= kMostNumbers / rows,
+      "[Cache::begin_step] tokens must be <= ", kMostNumbers / rows, " for ",
+      rows, " rows but got ", spec.tokens, "; padding counts too.");
   for (const auto& [name, list] :
        {std::pair{"skip", spec.skip}, std::pair{"count", spec.count}}) {
     TORCH_CHECK_VALUE(list.empty() || static_cast<int64_t>(list.size()) == rows,
@@ -39,13 +51,12 @@ void read_spec(const StepSpec& spec, int64_t all_rows, StepData& step) {
   step.start.resize(static_cast<size_t>(rows));
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t skip = spec.skip.empty() ? 0 : spec.skip[row];
-    const int64_t count =
-        spec.count.empty() ? spec.tokens - skip : spec.count[row];
-    TORCH_CHECK_VALUE(skip >= 0 && count >= 0 && skip <= spec.tokens &&
-                          count <= spec.tokens - skip,
-                      "[Cache::begin_step] row ", spec.first_row + row,
-                      ": skip + count must be within ", spec.tokens,
-                      " tokens but got ", skip, " + ", count,
+    const int64_t room =
+        skip >= 0 && skip <= spec.tokens ? spec.tokens - skip : -1;
+    const int64_t count = spec.count.empty() ? room : spec.count[row];
+    TORCH_CHECK_VALUE(count >= 0 && count <= room, "[Cache::begin_step] row ",
+                      spec.first_row + row, ": skip + count must be within ",
+                      spec.tokens, " tokens but got ", skip, " + ", count,
                       "; the live range lies inside the step.");
     step.skip[row] = skip;
     step.count[row] = count;
@@ -71,31 +82,30 @@ void fill_numbers(StepData& step) {
 
 }  // namespace
 
-size_t Cache::Impl::local(const char* verb, int64_t layer) const {
+size_t Cache::Impl::local(const char* where, int64_t layer) const {
   const auto count = static_cast<int64_t>(spec.layers.size());
   TORCH_CHECK_INDEX(
-      layer >= spec.first_layer && layer < spec.first_layer + count,
-      "[Cache::", verb, "] layer must be in [", spec.first_layer, ", ",
-      spec.first_layer + count, ") but got ", layer,
-      "; this cache holds no other layers.");
+      layer >= spec.first_layer && layer < spec.first_layer + count, "[", where,
+      "] layer must be in [", spec.first_layer, ", ", spec.first_layer + count,
+      ") but got ", layer, "; this cache holds no other layers.");
   return static_cast<size_t>(layer - spec.first_layer);
 }
 
-const AttentionLayer& Cache::Impl::attention(const char* verb,
+const AttentionLayer& Cache::Impl::attention(const char* where,
                                              int64_t layer) const {
   const auto* found =
-      std::get_if<AttentionLayer>(&spec.layers[local(verb, layer)]);
-  TORCH_CHECK_VALUE(found != nullptr, "[Cache::", verb, "] layer ", layer,
+      std::get_if<AttentionLayer>(&spec.layers[local(where, layer)]);
+  TORCH_CHECK_VALUE(found != nullptr, "[", where, "] layer ", layer,
                     " must be an attention layer but is a recurrent one; only "
                     "attention layers keep K and V.");
   return *found;
 }
 
-const RecurrentLayer& Cache::Impl::recurrent(const char* verb,
+const RecurrentLayer& Cache::Impl::recurrent(const char* where,
                                              int64_t layer) const {
   const auto* found =
-      std::get_if<RecurrentLayer>(&spec.layers[local(verb, layer)]);
-  TORCH_CHECK_VALUE(found != nullptr, "[Cache::", verb, "] layer ", layer,
+      std::get_if<RecurrentLayer>(&spec.layers[local(where, layer)]);
+  TORCH_CHECK_VALUE(found != nullptr, "[", where, "] layer ", layer,
                     " must be a recurrent layer but is an attention one; only "
                     "recurrent layers carry a state.");
   return *found;
@@ -203,8 +213,8 @@ bool Step::live(int64_t row, int64_t token) const {
 const KvView& Step::reserve(int64_t layer) {
   StepData& step = data();
   Cache::Impl& impl = *cache_->impl_;
-  impl.attention("reserve", layer);
-  const size_t local = impl.local("reserve", layer);
+  impl.attention("Step::reserve", layer);
+  const size_t local = impl.local("Step::reserve", layer);
   TORCH_CHECK(!step.done[local], "[Step::reserve] layer ", layer,
               " must be written once a step but is written again; commit() "
               "ends a step.");
@@ -217,35 +227,38 @@ const KvView& Step::reserve(int64_t layer) {
 const KvView& Step::update(int64_t layer, const Tensor& k, const Tensor& v) {
   StepData& step = data();
   Cache::Impl& impl = *cache_->impl_;
-  const AttentionLayer& attention = impl.attention("update", layer);
+  const AttentionLayer& attention = impl.attention("Step::update", layer);
   for (const auto& [name, t] : {std::pair{"k", &k}, std::pair{"v", &v}}) {
     const bool shape =
         t->defined() && t->dim() == 4 && t->size(0) == step.rows &&
         t->size(1) == attention.heads && t->size(2) == step.tokens &&
         t->size(3) == attention.head_dim;
     TORCH_CHECK_VALUE(shape && t->device() == impl.spec.device,
-                      "[Cache::update] layer ", layer, ": ", name, " must be [",
+                      "[Step::update] layer ", layer, ": ", name, " must be [",
                       step.rows, ", ", attention.heads, ", ", step.tokens, ", ",
                       attention.head_dim, "] ", dtype_text(impl.spec.dtype),
                       " on ", impl.spec.device, " but got ", tensor_text(*t),
                       "; pass the step's keys and values.");
     TORCH_CHECK_TYPE(t->scalar_type() == impl.spec.dtype,
-                     "[Cache::update] layer ", layer, ": cache holds ",
+                     "[Step::update] layer ", layer, ": cache holds ",
                      dtype_text(impl.spec.dtype), ", got ",
                      dtype_text(t->scalar_type()), " in ", name,
                      "; convert it or set CacheSpec::dtype.");
   }
   const KvView& view = reserve(layer);
   at::NoGradGuard no_grad;
+  const size_t local = impl.local("Step::update", layer);
+  step.done[local] = false;  // a write that throws leaves the layer out
   cache_->do_write(step, view, k, v);
+  step.done[local] = true;
   return view;
 }
 
 const StateView& Step::state(int64_t layer) {
   StepData& step = data();
   const Cache::Impl& impl = *cache_->impl_;
-  impl.recurrent("state", layer);
-  const size_t local = impl.local("state", layer);
+  impl.recurrent("Step::state", layer);
+  const size_t local = impl.local("Step::state", layer);
   TORCH_CHECK(!step.done[local], "[Step::state] layer ", layer,
               " must be asked for once a step but is asked for again; keep "
               "the reference.");
@@ -256,8 +269,8 @@ const StateView& Step::state(int64_t layer) {
 Tensor Step::extend_conv(int64_t layer, const Tensor& x) {
   StepData& step = data();
   const Cache::Impl& impl = *cache_->impl_;
-  const RecurrentLayer& spec = impl.recurrent("extend_conv", layer);
-  const size_t local = impl.local("extend_conv", layer);
+  const RecurrentLayer& spec = impl.recurrent("Step::extend_conv", layer);
+  const size_t local = impl.local("Step::extend_conv", layer);
   const at::ScalarType dtype = impl.spec.conv_dtype.value_or(impl.spec.dtype);
   TORCH_CHECK_VALUE(
       spec.conv_channels * spec.conv_taps > 0, "[Step::extend_conv] layer ",

@@ -34,6 +34,8 @@ class ConcatCache final : public Cache {
   KvTensors grown(size_t index, std::span<const int64_t> rows,
                   int64_t length) const;
 
+  void release();  // what no row has tokens in
+
   std::vector<AttentionLayer> layers_;
   std::vector<KvTensors> committed_;  // [B, H, S, D]; undefined: no tokens
   std::vector<KvTensors> pending_;    // the same, with the open step's tokens
