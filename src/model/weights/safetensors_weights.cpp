@@ -61,9 +61,9 @@ class SafetensorsWeights : public WeightSource {
 
   // In canonical layout, on the mapping.
   at::Tensor view(const WeightInfo& info) const {
-    at::Tensor tensor = files_.view(info.name_in_file);
-    const SafetensorsEntry& entry = *files_.find(info.name_in_file);
-    return entry.shape == info.shape ? tensor : tensor.t();
+    const at::Tensor tensor = files_.view(info.name_in_file);
+    const auto name = canonical_name(architecture_, info.name_in_file);
+    return name && name->transposed ? tensor.t() : tensor;
   }
 
   at::Tensor do_read(const WeightInfo& info,
