@@ -104,6 +104,12 @@ GenerateResult generate(const LanguageModel& model, Cache* cache,
                         const GenerateOptions& options = {},
                         const GenerateHooks& hooks = {});
 
+// How many new tokens generate() may make of these arguments and an unbounded
+// cache. Throws as generate() would, without any work: for sizing a cache.
+int64_t plan_new_tokens(const LanguageModel& model,
+                        std::span<const int64_t> tokens,
+                        const GenerateOptions& options = {});
+
 // A cache and the tokens in it, kept in agreement over many generations. Not
 // thread-safe.
 class Conversation {

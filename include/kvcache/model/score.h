@@ -27,4 +27,8 @@ std::vector<float> score(const LanguageModel& model, Cache* cache,
                          std::span<const int64_t> tokens,
                          const ScoreOptions& options = {});
 
+// Throws as score() would, without any work: for sizing a cache.
+void check_score(const LanguageModel& model, std::span<const int64_t> tokens,
+                 const ScoreOptions& options = {});
+
 }  // namespace kvcache::model

@@ -82,9 +82,8 @@ class Generation {
         sequence_(sequence),
         options_(options),
         hooks_(hooks) {
-    check_options(model, options);
+    plan_new_tokens(model, sequence, options);
     new_tokens_ = room_of(model, cache, sequence, options);
-    check_ids("generate", sequence, model.vocab_size());
     if (cache) {
       check_cache_state(model, *cache, static_cast<int64_t>(sequence.size()));
     }
@@ -235,6 +234,15 @@ GenerateResult generate(const LanguageModel& model, Cache* cache,
   return Generation(model, cache, sequence, options, hooks).run();
 }
 
+int64_t plan_new_tokens(const LanguageModel& model,
+                        std::span<const int64_t> tokens,
+                        const GenerateOptions& options) {
+  check_options(model, options);
+  const int64_t room = room_of(model, nullptr, tokens, options);
+  check_ids("generate", tokens, model.vocab_size());
+  return room;
+}
+
 Conversation::Conversation(std::shared_ptr<const LanguageModel> model,
                            std::unique_ptr<Cache> cache)
     : model_(std::move(model)), cache_(std::move(cache)) {
@@ -251,9 +259,8 @@ GenerateResult Conversation::generate(std::span<const int64_t> tokens,
                                       const GenerateHooks& hooks) {
   std::vector<int64_t> sequence(tokens.begin(), tokens.end());
   // Checked before anything is forgotten.
-  check_options(*model_, options);
+  plan_new_tokens(*model_, sequence, options);
   room_of(*model_, cache_.get(), sequence, options);
-  check_ids("Conversation::generate", sequence, model_->vocab_size());
   if (cache_) {
     const auto held = std::min({static_cast<size_t>(cache_->lengths()[0]),
                                 tokens_.size(), sequence.size() - 1});

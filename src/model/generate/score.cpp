@@ -7,11 +7,9 @@
 #include "feed.h"
 
 namespace kvcache::model {
-namespace {
 
-void check_arguments(const LanguageModel& model, const Cache* cache,
-                     std::span<const int64_t> tokens,
-                     const ScoreOptions& options) {
+void check_score(const LanguageModel& model, std::span<const int64_t> tokens,
+                 const ScoreOptions& options) {
   const int64_t context =
       effective_context("score", model, options.context, options.chunk);
   const auto count = static_cast<int64_t>(tokens.size());
@@ -21,14 +19,19 @@ void check_arguments(const LanguageModel& model, const Cache* cache,
                     " tokens is longer than the context of ", context,
                     " tokens; shorten it.");
   check_ids("score", tokens, model.vocab_size());
-  if (!cache) return;
-  check_model_cache("score", model, *cache, 1);
-  TORCH_CHECK_VALUE(cache->lengths()[0] == 0,
+}
+
+namespace {
+
+void check_cache(const LanguageModel& model, const Cache& cache,
+                 int64_t count) {
+  check_model_cache("score", model, cache, 1);
+  TORCH_CHECK_VALUE(cache.lengths()[0] == 0,
                     "[score] the cache must be empty but holds ",
-                    cache->lengths()[0], " tokens; reset() it.");
-  TORCH_CHECK_VALUE(count - 1 <= cache->capacity(), "[score] text of ", count,
+                    cache.lengths()[0], " tokens; reset() it.");
+  TORCH_CHECK_VALUE(count - 1 <= cache.capacity(), "[score] text of ", count,
                     " tokens needs room for ", count - 1,
-                    " but the cache's capacity is ", cache->capacity(), ".");
+                    " but the cache's capacity is ", cache.capacity(), ".");
 }
 
 }  // namespace
@@ -36,7 +39,8 @@ void check_arguments(const LanguageModel& model, const Cache* cache,
 std::vector<float> score(const LanguageModel& model, Cache* cache,
                          std::span<const int64_t> tokens,
                          const ScoreOptions& options) {
-  check_arguments(model, cache, tokens, options);
+  check_score(model, tokens, options);
+  if (cache) check_cache(model, *cache, static_cast<int64_t>(tokens.size()));
   std::vector<float> scores;
   scores.reserve(tokens.size() - 1);
   // One row at a time: a row's bits must not depend on how many there are.

@@ -1,0 +1,134 @@
+// bench_command.cpp - `kvcache bench`: tokens per second at given lengths.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "examples/cli/commands.h"
+#include "examples/cli/engine.h"
+#include "examples/cli/errors.h"
+
+namespace kvcache::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::string lengths = "32,512,2000";
+  int64_t decode = 64;
+  int64_t repeat = 3;
+  bool json = false;
+};
+
+struct Speed {
+  double prefill = 0;
+  double decode = 0;
+};
+
+// Ordinary token ids, the same in every run.
+std::vector<int64_t> some_tokens(const Engine& engine, int64_t count) {
+  std::vector<int64_t> tokens;
+  uint64_t state = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    tokens.push_back(static_cast<int64_t>(
+        (state >> 33) % static_cast<uint64_t>(engine.model->vocab_size())));
+  }
+  return tokens;
+}
+
+// The best of a few runs: what disturbs one only makes it slower.
+Speed measure(const Options& options, const Engine& engine, int64_t length) {
+  const auto tokens = some_tokens(engine, length);
+  Speed best;
+  for (int64_t i = 0; i < options.repeat; ++i) {
+    auto generate = generate_options(engine, options.model, {});
+    generate.max_new_tokens = options.decode + 1;
+    generate.ignore_eos = true;
+    const auto cache = cache_for(engine, options.model, tokens, generate);
+    const auto result =
+        model::generate(*engine.model, cache.get(), tokens, generate);
+    const model::GenerateTimings& timings = result.timings;
+    best.prefill = std::max(best.prefill, timings.prefill_tokens_per_second());
+    best.decode = std::max(best.decode, timings.decode_tokens_per_second());
+  }
+  return best;
+}
+
+void write_speed(const Options& options, const Engine& engine, int64_t length,
+                 const Speed& speed) {
+  const std::string dtype =
+      engine.model->dtype() == at::kFloat ? "float32" : "bfloat16";
+  if (options.json) {
+    Json json;
+    json["decode_tokens_per_second"] = speed.decode;
+    json["prefill_tokens_per_second"] = speed.prefill;
+    json["context"] = length;
+    json["decoded"] = options.decode;
+    json["dtype"] = dtype;
+    json["cache"] = options.model.cache;
+    json["threads"] = thread_count();
+    json["weight_bytes"] = engine.model->weight_bytes();
+    json["load_ms"] = engine.load_ms;
+    json["peak_rss_bytes"] = peak_rss_bytes();
+    write_json(json);
+    return;
+  }
+  char line[160];
+  std::snprintf(line, sizeof(line),
+                "%6lld tokens: prefill %8.1f tok/s, decode %7.1f tok/s (%s, "
+                "%s)\n",
+                static_cast<long long>(length), speed.prefill, speed.decode,
+                dtype.c_str(), options.model.cache.c_str());
+  write_out(line);
+}
+
+void run(const Options& options) {
+  options.model.check();
+  if (options.decode < 1 || options.repeat < 1) {
+    throw UsageError("--decode and --repeat must be at least 1 but got " +
+                     std::to_string(options.decode) + " and " +
+                     std::to_string(options.repeat));
+  }
+  const auto lengths = parse_tokens(options.lengths);
+  for (const int64_t length : lengths) {
+    if (length < 1) {
+      throw UsageError("--lengths must be at least 1 but got " +
+                       std::to_string(length));
+    }
+  }
+  Progress progress;
+  const Engine engine = load_engine(options.model, progress, false);
+  for (const int64_t length : lengths) {
+    write_speed(options, engine, length, measure(options, engine, length));
+  }
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "tokens per second of prefill, and of decode after it");
+  add_model_options(*command, options->model);
+  command
+      ->add_option("--lengths", options->lengths,
+                   "prompt lengths in tokens, one line each")
+      ->capture_default_str()
+      ->type_name("N,...");
+  command
+      ->add_option("--decode", options->decode,
+                   "tokens to decode after each prompt")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--repeat", options->repeat, "runs; the best one counts")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_flag("--json", options->json, "one JSON object on each line");
+  command->footer(
+      "Example: kvcache bench --model SmolLM2-135M-Instruct.Q4_1.gguf "
+      "--lengths 512 --json");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace kvcache::cli

@@ -1,0 +1,160 @@
+// inspect_command.cpp - `kvcache inspect`: what is in a model, without running
+// it.
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+#include "examples/cli/commands.h"
+#include "examples/cli/engine.h"
+#include "examples/cli/errors.h"
+#include "kvcache/model/weights.h"
+
+namespace kvcache::cli {
+namespace {
+
+struct Options {
+  std::string path;
+  bool json = false;
+};
+
+int64_t stored_bytes(const model::OpenedModel& opened,
+                     const model::WeightInfo& info) {
+  if (opened.gguf) {
+    const auto* tensor = opened.gguf->find(info.name_in_file);
+    return tensor ? static_cast<int64_t>(tensor->data.size()) : 0;
+  }
+  int64_t values = 1;
+  for (const int64_t size : info.shape) values *= size;
+  return values * static_cast<int64_t>(c10::elementSize(info.dtype));
+}
+
+Json tensors_json(const model::OpenedModel& opened) {
+  std::map<std::string, std::pair<int64_t, int64_t>> types;  // count, bytes
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+  for (const model::WeightInfo& info : opened.weights->tensors()) {
+    int64_t values = 1;
+    for (const int64_t size : info.shape) values *= size;
+    const int64_t stored = stored_bytes(opened, info);
+    auto& [count, sum] = types[info.type_name];
+    ++count;
+    sum += stored;
+    parameters += values;
+    bytes += stored;
+  }
+  Json json;
+  json["count"] = opened.weights->tensors().size();
+  json["parameters"] = parameters;
+  json["bytes"] = bytes;
+  json["types"] = Json::object();
+  for (const auto& [name, numbers] : types) {
+    json["types"][name] = {{"count", numbers.first}, {"bytes", numbers.second}};
+  }
+  return json;
+}
+
+Json config_json(const model::ModelConfig& config) {
+  Json json;
+  json["architecture"] = config.architecture;
+  json["vocab_size"] = config.vocab_size;
+  json["hidden_size"] = config.hidden_size;
+  json["layers"] = config.layers;
+  json["heads"] = config.heads;
+  json["kv_heads"] = config.kv_heads;
+  json["head_dim"] = config.head_dim;
+  json["intermediate_size"] = config.intermediate_size;
+  json["context_length"] = config.context_length;
+  json["sliding_window"] =
+      config.sliding_window ? Json(*config.sliding_window) : Json(nullptr);
+  json["tied_embeddings"] = config.tie_word_embeddings;
+  return json;
+}
+
+Json id_json(std::optional<int64_t> id) {
+  return id ? Json(*id) : Json(nullptr);
+}
+
+// Every end token that stops a generation, whoever declares it.
+Json tokenizer_json(const Options& options, const model::OpenedModel& opened) {
+  model::TokenizerPtr tokenizer;
+  std::string problem;
+  try {
+    tokenizer = model::load_tokenizer(options.path);
+  } catch (const std::exception& error) {
+    problem = message_of(error);
+  }
+  if (!tokenizer) return {{"error", problem}};
+  const model::SpecialIds& special = tokenizer->special_ids();
+  std::vector<int64_t> ends = opened.config.eos_ids;
+  ends.insert(ends.end(), special.ends.begin(), special.ends.end());
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  return {
+      {"vocab_size", tokenizer->vocab_size()},
+      {"bos", id_json(special.bos)},
+      {"eos", id_json(special.eos)},
+      {"ends", ends},
+      {"adds_bos", special.add_bos},
+      {"chat_template", model::load_chat_template(options.path).has_value()}};
+}
+
+Json cache_json(const model::ModelConfig& config) {
+  // K and V of one token of one row.
+  const int64_t values = 2 * config.layers * config.kv_size();
+  return {
+      {"bytes_per_token", {{"bfloat16", 2 * values}, {"float32", 4 * values}}}};
+}
+
+std::string shown(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+// "section.key: value", a line for each leaf.
+void write_lines(const Json& json, const std::string& prefix) {
+  for (const auto& [key, value] : json.items()) {
+    const std::string name = prefix.empty() ? key : prefix + "." + key;
+    if (value.is_object()) {
+      write_lines(value, name);
+    } else {
+      write_out(name + ": " + shown(value) + "\n");
+    }
+  }
+}
+
+void run(const Options& options) {
+  const auto opened = model::open_model(options.path);
+  Json json;
+  json["path"] = options.path;
+  json["format"] =
+      opened.kind == model::FileKind::kGguf ? "gguf" : "safetensors";
+  json["config"] = config_json(opened.config);
+  json["tensors"] = tensors_json(opened);
+  json["tokenizer"] = tokenizer_json(options, opened);
+  json["cache"] = cache_json(opened.config);
+  if (options.json) {
+    write_json(json);
+  } else {
+    write_lines(json, "");
+  }
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("inspect", "what is in a model, without running it");
+  command->add_option("path", options->path, "a folder or a .gguf file")
+      ->required()
+      ->type_name("PATH");
+  command->add_flag("--json", options->json, "one JSON object on one line");
+  command->footer("Example: kvcache inspect SmolLM2-135M-Instruct.Q4_1.gguf");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace kvcache::cli

@@ -1,0 +1,68 @@
+// main.cpp - the kvcache program: real models, real weights, any cache.
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <string>
+
+#include "examples/cli/commands.h"
+#include "examples/cli/errors.h"
+#include "examples/cli/terminal.h"
+#include "kvcache/version.h"
+
+namespace kvcache::cli {
+namespace {
+
+int report(const std::exception& error, int status) {
+  write_error_line("kvcache: error: " + message_of(error));
+  return status;
+}
+
+void describe(CLI::App& app) {
+  app.require_subcommand(1);
+  app.set_version_flag("--version", [] {
+    return "kvcache " + std::string(version()) + " on LibTorch " +
+           loaded_libtorch_version();
+  });
+  add_generate(app);
+  add_chat(app);
+  add_score(app);
+  add_tokenize(app);
+  add_inspect(app);
+  add_bench(app);
+  app.footer(
+      "Exit status: 0 done, 1 failed, 2 wrong usage. `kvcache COMMAND --help` "
+      "shows an example.");
+}
+
+// The chosen command runs inside parse(), so that its own errors are told from
+// those of the command line by their type.
+int run(int argc, char** argv) {
+  CLI::App app("Generate text with language models over kvcache's caches.",
+               "kvcache");
+  try {
+    check_libtorch();
+    describe(app);
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {  // --help and --version
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return report(error, kUsage);
+  } catch (const UsageError& error) {
+    return report(error, kUsage);
+  } catch (const std::exception& error) {
+    return report(error, kFailed);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvcache::cli
+
+int main(int argc, char** argv) {
+  try {
+    return kvcache::cli::run(argc, argv);
+  } catch (...) {
+    kvcache::cli::write_error_line("kvcache: error: unknown exception");
+    return kvcache::cli::kFailed;
+  }
+}

@@ -1,0 +1,195 @@
+// options.cpp - what every command that runs a model is asked.
+
+#include "examples/cli/options.h"
+
+#include <c10/util/Exception.h>
+
+#include <charconv>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "examples/cli/errors.h"
+
+namespace kvcache::cli {
+namespace {
+
+// Longer than any model's context in bytes, short of filling the memory.
+constexpr size_t kMaxTextBytes = 256 << 20;
+
+void check_at_least_one(const char* option, std::optional<int64_t> value) {
+  if (value && *value < 1) {
+    throw UsageError(std::string(option) + " must be at least 1 but got " +
+                     std::to_string(*value));
+  }
+}
+
+void check_device(const std::string& device) {
+  if (device == "cpu") return;
+  if (device == "cuda" || device.starts_with("cuda:")) {
+    throw UsageError("--device " + device +
+                     ": this program has no CUDA part yet; use --device cpu");
+  }
+  throw UsageError("--device must be cpu but got " + device);
+}
+
+}  // namespace
+
+std::optional<at::ScalarType> ModelOptions::scalar_type() const {
+  if (dtype == "auto") return std::nullopt;
+  if (dtype == "float32") return at::kFloat;
+  if (dtype == "bfloat16") return at::kBFloat16;
+  if (dtype == "packed") {
+    throw UsageError(
+        "--dtype packed: weights cannot be kept packed yet; use auto, float32 "
+        "or bfloat16");
+  }
+  throw UsageError("--dtype must be auto, float32 or bfloat16 but got " +
+                   dtype);
+}
+
+model::CacheKind ModelOptions::cache_kind() const {
+  if (const auto kind = model::cache_kind(cache)) return *kind;
+  if (cache == "window" || cache == "state") {
+    throw UsageError("--cache " + cache +
+                     ": this kind does not exist yet; use preallocated, concat "
+                     "or none");
+  }
+  throw UsageError("--cache must be preallocated, concat or none but got " +
+                   cache);
+}
+
+void ModelOptions::check() const {
+  scalar_type();
+  cache_kind();
+  check_device(device);
+  check_at_least_one("--threads", threads);
+  check_at_least_one("--context", context);
+  check_at_least_one("--chunk", chunk);
+}
+
+void add_model_path(CLI::App& command, std::string& path) {
+  command
+      .add_option("--model", path,
+                  "a folder with config.json and safetensors, or a .gguf file")
+      ->required()
+      ->type_name("PATH");
+}
+
+void add_model_options(CLI::App& command, ModelOptions& options) {
+  add_model_path(command, options.model);
+  command
+      .add_option("--dtype", options.dtype,
+                  "auto, float32 (the exact path) or bfloat16")
+      ->capture_default_str()
+      ->type_name("TYPE");
+  command.add_option("--threads", options.threads, "default: one a core")
+      ->type_name("N");
+  command.add_option("--device", options.device, "cpu")
+      ->capture_default_str()
+      ->type_name("DEVICE");
+  command
+      .add_option("--cache", options.cache,
+                  "preallocated, concat, or none (recompute everything)")
+      ->capture_default_str()
+      ->type_name("KIND");
+  command
+      .add_option("--context", options.context,
+                  "most tokens of prompt and answer; default: what the request "
+                  "needs, up to the model's context")
+      ->type_name("N");
+  command.add_option("--chunk", options.chunk, "tokens of a prefill step")
+      ->capture_default_str()
+      ->type_name("N");
+}
+
+void TextOptions::check() const {
+  check_at_least_one("--max-new-tokens", max_new_tokens);
+  for (const std::string& text : stop) {
+    if (text.empty()) throw UsageError("--stop must not be empty");
+  }
+  try {
+    model::check_sampling(sampling);
+  } catch (const c10::Error& error) {
+    throw UsageError(message_of(error));
+  }
+}
+
+void add_text_options(CLI::App& command, TextOptions& options) {
+  auto& sampling = options.sampling;
+  command
+      .add_option("--max-new-tokens", options.max_new_tokens,
+                  "default: 256, or as many as fit")
+      ->type_name("N");
+  command
+      .add_option("--temperature", sampling.temperature,
+                  "0: always the most likely token")
+      ->capture_default_str()
+      ->type_name("T");
+  command
+      .add_option("--top-k", sampling.top_k,
+                  "draw from the K most likely tokens; 0: from all")
+      ->type_name("K");
+  command
+      .add_option("--top-p", sampling.top_p,
+                  "draw from the most likely tokens that add up to P")
+      ->type_name("P");
+  command
+      .add_option("--min-p", sampling.min_p,
+                  "draw from tokens at least P times as likely as the best")
+      ->type_name("P");
+  command
+      .add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "above 1: avoid tokens seen before")
+      ->type_name("R");
+  command.add_option("--seed", sampling.seed, "same seed, same text")
+      ->type_name("S");
+  command
+      .add_option("--stop", options.stop,
+                  "end before this text; may be given more than once")
+      ->allow_extra_args(false)
+      ->type_name("TEXT");
+  command.add_flag("--ignore-eos", options.ignore_eos,
+                   "go on after every end token");
+}
+
+std::vector<int64_t> parse_tokens(const std::string& text) {
+  std::vector<int64_t> tokens;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    int64_t id = 0;
+    const auto [stop, error] = std::from_chars(at, end, id);
+    if (error != std::errc() || (stop != end && *stop != ',')) {
+      throw UsageError("--tokens must be numbers as in 1,2,3 but got '" +
+                       std::string(at, std::min(end, at + 40)) + "'");
+    }
+    tokens.push_back(id);
+    if (stop == end) return tokens;
+    at = stop + 1;
+  }
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    if (!file) throw std::runtime_error(path + ": cannot be opened");
+  }
+  std::istream& in = path == "-" ? std::cin : file;
+  std::string text;
+  std::vector<char> block(1 << 16);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())),
+         in.gcount() > 0) {
+    text.append(block.data(), static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxTextBytes) {
+      throw std::runtime_error(path + ": must have at most " +
+                               std::to_string(kMaxTextBytes) +
+                               " bytes but has more");
+    }
+  }
+  if (in.bad()) throw std::runtime_error(path + ": cannot be read");
+  return text;
+}
+
+}  // namespace kvcache::cli

@@ -1,0 +1,59 @@
+// terminal.h - what goes to a person's terminal and what comes from it.
+#pragma once
+
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace kvcache::cli {
+
+// Writes to standard output at once; throws if it cannot.
+void write_out(std::string_view text);
+void write_error_line(std::string_view text);
+
+// One line on standard error that is rewritten in place. Silent unless that is
+// a terminal.
+class Progress {
+ public:
+  explicit Progress(bool wanted = true);
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void show(std::string_view what, double fraction);
+  void clear();
+
+ private:
+  bool terminal_;
+  std::string shown_;
+};
+
+// Turns Ctrl-C into a stop request. A second one ends the process, and so does
+// one while the program waits for input.
+//
+// Make it before any other thread: they inherit that the signal is blocked.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  // For the next piece of work; what came before no longer counts.
+  std::stop_token renew();
+  std::stop_token token() const;
+  void set_waiting_for_input(bool waiting);
+
+ private:
+  void watch(const std::stop_token& done);
+  void received();
+
+  mutable std::mutex mutex_;
+  std::stop_source source_;
+  bool waiting_for_input_ = false;
+  std::jthread watcher_;
+};
+
+}  // namespace kvcache::cli
