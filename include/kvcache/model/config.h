@@ -54,7 +54,7 @@ struct RopeConfig {
   int64_t original_context = 0;   // llama3, tokens
   // What GGUF stores in place of a llama3 block: [rotary_dim / 2], each
   // frequency is divided by its value. Empty: none.
-  std::vector<float> divisors;
+  std::vector<float> divisors{};
 };
 
 // Radians per position of each pair, [rotary_dim / 2], scaling applied.
