@@ -40,7 +40,7 @@ const Fault kFaults[] = {
     {20, "states are not permuted"},
 };
 
-constexpr unsigned kSeeds = 15;
+constexpr unsigned kSeeds = 8;
 
 // Runs that see the planted fault, of kinds x variants x seeds.
 int runs_that_fail(int* runs) {
