@@ -32,6 +32,10 @@ foreach(component ${components})
 endforeach()
 
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" LibTorch_RELEASE "${LibTorch_VERSION}")
+set(has_sentencepiece FALSE)
+if(TARGET PkgConfig::SENTENCEPIECE)
+  set(has_sentencepiece TRUE)
+endif()
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake
   INSTALL_DESTINATION "${package_dir}")
 # Before 1.0 a minor release may change the interface.

@@ -7,8 +7,9 @@
 cmake_policy(VERSION 3.25)
 
 # Finds them all. Sets `out` to one line for each that is missing, with the part
-# that needs it and how to get it.
-macro(kvcache_model_dependencies out)
+# that needs it and how to get it. Without sentencepiece the rest works, so it is
+# missed only where `sentencepiece` is true.
+macro(kvcache_model_dependencies out sentencepiece)
   set(${out} "")
   find_package(nlohmann_json QUIET)
   if(NOT nlohmann_json_FOUND)
@@ -28,7 +29,7 @@ macro(kvcache_model_dependencies out)
         "SENTENCEPIECE;sentencepiece;libsentencepiece-dev;SentencePiece models")
       list(POP_FRONT _dependency _prefix _module _package _part)
       pkg_check_modules(${_prefix} QUIET IMPORTED_TARGET GLOBAL ${_module})
-      if(NOT TARGET PkgConfig::${_prefix})
+      if(NOT TARGET PkgConfig::${_prefix} AND (NOT _prefix STREQUAL SENTENCEPIECE OR ${sentencepiece}))
         list(APPEND ${out} "${_module} (${_part}): apt-get install ${_package}")
       endif()
     endforeach()

@@ -1,5 +1,6 @@
 # Installs the build into a scratch prefix and builds a program against it.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
+include("${CMAKE_CURRENT_LIST_DIR}/../../cmake/LibTorchRoot.cmake")  # kvcache_cache_dir
 set(scratch "${BUILD_DIR}/package/find_package")
 set(prefix "${scratch}/moved/prefix")
 file(REMOVE_RECURSE "${scratch}")
@@ -32,21 +33,29 @@ endforeach()
 foreach(component ${components})
   run("configure ${component}" ${configure} -B "${scratch}/${component}" -DCOMPONENT=${component})
   run("build ${component}" ${CMAKE_COMMAND} --build "${scratch}/${component}")
-  run("run ${component}" "${scratch}/${component}/consumer")
+  run("run ${component}" "${scratch}/${component}/consumer"
+    "${SOURCE_DIR}/tests/reference/data/llama/model.gguf")
   message(STATUS "${run_output}")
 endforeach()
 
-# The examples are programs that a user may copy.
-foreach(example minimal own_model)
-  set(component core)
-  if(example STREQUAL "own_model")
-    set(component model)
+# The examples are programs that a user may copy. minimal wants real weights.
+set(weights "$ENV{KVCACHE_TEST_MODEL}")
+if(NOT weights)
+  kvcache_cache_dir(cache)
+  set(weights "${cache}/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+endif()
+set(own_model_component core)
+set(minimal_component model)
+foreach(example own_model minimal)
+  if(NOT ${example}_component IN_LIST components)
+    continue()
   endif()
-  if(component IN_LIST components AND EXISTS "${SOURCE_DIR}/examples/${example}/main.cpp")
-    run("configure ${example}" ${CMAKE_COMMAND} -G "${GENERATOR}"
-      -S "${SOURCE_DIR}/examples/${example}" -B "${scratch}/${example}" ${settings})
-    run("build ${example}" ${CMAKE_COMMAND} --build "${scratch}/${example}")
-    run("run ${example}" "${scratch}/${example}/${example}")
+  run("configure ${example}" ${CMAKE_COMMAND} -G "${GENERATOR}"
+    -S "${SOURCE_DIR}/examples/${example}" -B "${scratch}/${example}" ${settings})
+  run("build ${example}" ${CMAKE_COMMAND} --build "${scratch}/${example}")
+  if(example STREQUAL "own_model" OR EXISTS "${weights}")
+    run("run ${example}" "${scratch}/${example}/${example}" "${weights}")
+    message(STATUS "${run_output}")
   endif()
 endforeach()
 
