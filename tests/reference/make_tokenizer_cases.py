@@ -187,6 +187,17 @@ def train_sentencepiece(kind: str) -> bytes:
     return model.getvalue()
 
 
+def gguf_type(processor, i: int) -> int:
+    """GGUF's number of a token type."""
+    checks = (processor.is_unknown, processor.is_control)
+    for number, check in zip((2, 3), checks):
+        if check(i):
+            return number
+    if processor.is_byte(i):
+        return 6
+    return 4 if processor.id_to_piece(i) == "[TOOL]" else 1
+
+
 def write(path: pathlib.Path, value) -> None:
     path.write_text(
         json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
@@ -256,6 +267,12 @@ def main() -> None:
             "plain": [processor.encode(t) for t in texts],
             "decoded": [processor.decode(processor.encode(t)) for t in texts],
         })
+        if kind == "bpe":
+            write(folder / "sentencepiece_bpe_pieces.json", [
+                [processor.id_to_piece(i), processor.get_score(i),
+                 gguf_type(processor, i)]
+                for i in range(processor.get_piece_size())
+            ])
 
     if arguments.smollm2:
         write(folder / "smollm2_ids.json",
