@@ -1,4 +1,5 @@
-// kernels/attention_avx512_bf16.cpp - attention with AVX-512 and its bfloat16 dot products.
+// kernels/attention_avx512_bf16.cpp - attention with AVX-512 and its bfloat16
+// dot products.
 //
 // Compiled with flags of its own. It includes no header with functions that
 // other translation units have too: the linker would keep one copy for all, and
@@ -14,20 +15,18 @@
 namespace kvcache::kernels {
 namespace avx512_bf16 {
 namespace {
-#include "kernels/exp2.inc"
-//
-#include "kernels/vec_avx512.inc"
-//
-#include "kernels/attention_math.inc"
-//
-#include "kernels/attention_tile.inc"
-//
-#include "kernels/attention_range.inc"
-//
+// clang-format off: each builds on the ones before
 #include "kernels/attention_level.inc"
+#include "kernels/attention_math.inc"
+#include "kernels/attention_range.inc"
+#include "kernels/attention_tile.inc"
+#include "kernels/vec_avx512.inc"
+// clang-format on
 }  // namespace
 }  // namespace avx512_bf16
 
-const AttentionKernels& attention_avx512_bf16() { return avx512_bf16::kKernels; }
+const AttentionKernels& attention_avx512_bf16() {
+  return avx512_bf16::kKernels;
+}
 
 }  // namespace kvcache::kernels

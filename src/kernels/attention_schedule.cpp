@@ -98,7 +98,7 @@ void on_threads(int64_t threads, const F& f) {
 }
 
 // A thread is worth waking for this many multiplications of q and k.
-constexpr int64_t kWorkOfThread = 32 * 1024;
+constexpr int64_t kWorkOfThread = 128 * 1024;
 
 int64_t threads_for(int64_t work) {
   return std::clamp<int64_t>(work / kWorkOfThread, 1, at::get_num_threads());
@@ -186,6 +186,8 @@ int64_t KeySplit::task_at(int64_t keys) const {
 void KeySplit::run_tasks(int64_t begin, int64_t end) {
   const AttentionCall& call = *call_;
   void* scratch = thread_scratch(kernels_->scratch_bytes(call, call.tokens));
+  static thread_local std::vector<int64_t> done;  // tasks, per head
+  done.assign(static_cast<size_t>(heads_used_), 0);
   const size_t element = call.element == Element::kFloat32 ? 4 : 2;
   const auto range_of = [&](int64_t pair) {
     return QueryRange{.row = first_row_ + pair / call.heads,
@@ -195,8 +197,7 @@ void KeySplit::run_tasks(int64_t begin, int64_t end) {
   };
   for (int64_t i = begin; i < end; ++i) {
     const KeyTask& task = tasks_[i];
-    HeadParts& head = heads_[task.pair];
-    const QueryRange range = range_of(task.pair);
+    const HeadParts& head = heads_[task.pair];
     const void* next = nullptr;
     if (i + 1 < end && call.ring == 0) {
       const QueryRange then = range_of(tasks_[i + 1].pair);
@@ -206,11 +207,18 @@ void KeySplit::run_tasks(int64_t begin, int64_t end) {
                   tasks_[i + 1].block * kKeyBlock * call.k_cell);
     }
     kernels_->part(
-        call, range, task.block,
+        call, range_of(task.pair), task.block,
         parts_ + head.offset + (task.block - head.first_block) * block_floats_,
         next, scratch);
-    if (head.missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      kernels_->fold(call, range, head.first_block, block_floats_,
+    ++done[task.pair];
+  }
+  // Once per head and thread, not once per task: the counters are shared.
+  for (int64_t pair = 0; pair < heads_used_; ++pair) {
+    if (done[pair] == 0) continue;
+    HeadParts& head = heads_[pair];
+    if (head.missing.fetch_sub(done[pair], std::memory_order_acq_rel) ==
+        done[pair]) {
+      kernels_->fold(call, range_of(pair), head.first_block, block_floats_,
                      parts_ + head.offset, scratch);
     }
   }

@@ -1,0 +1,240 @@
+// attention_bench.cpp - attend() beside LibTorch's attention and the memory.
+//
+// Each repetition measures the read bandwidth, attend() and LibTorch's
+// scaled_dot_product_attention one after the other, so that a machine that
+// slows down slows all of them down; the counters are medians.
+// The shape is SmolLM2-135M's: 30 layers of 9 query and 3 key/value heads
+// of 64.
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <benchmark/benchmark.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kvcache/attention.h"
+
+namespace {
+
+using at::Tensor;
+using kvcache::KvView;
+using kvcache::Role;
+
+constexpr int64_t kLayers = 30, kHeads = 3, kGroup = 3, kHeadDim = 64;
+
+template <class F>
+double seconds(const F& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  const std::chrono::duration<double> taken =
+      std::chrono::steady_clock::now() - start;
+  return taken.count();
+}
+
+double median(std::vector<double> x) {
+  std::nth_element(x.begin(), x.begin() + x.size() / 2, x.end());
+  return x[x.size() / 2];
+}
+
+// --- read bandwidth --------------------------------------------------------
+
+enum class Read { kPlain, kPrefetched, kStreaming };
+
+#if defined(__x86_64__)
+template <Read kHow>
+__attribute__((target("avx512f"))) int64_t read_avx512(const char* p,
+                                                       int64_t bytes) {
+  __m512i sums[4] = {};
+  for (int64_t i = 0; i < bytes; i += 256) {
+    for (int64_t j = 0; j < 4; ++j) {
+      const char* at = p + i + j * 64;
+      if (kHow == Read::kPrefetched) __builtin_prefetch(at + 8192);
+      sums[j] = _mm512_add_epi64(
+          sums[j], kHow == Read::kStreaming
+                       ? _mm512_stream_load_si512(const_cast<char*>(at))
+                       : _mm512_load_si512(at));
+    }
+  }
+  return _mm512_reduce_add_epi64(_mm512_add_epi64(
+      _mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3])));
+}
+#endif
+
+template <Read kHow>
+int64_t read_any(const char* p, int64_t bytes) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return read_avx512<kHow>(p, bytes);
+#endif
+  int64_t sum = 0;
+  for (int64_t i = 0; i < bytes; i += 64) {
+    if (kHow == Read::kPrefetched) __builtin_prefetch(p + i + 8192);
+    for (int64_t j = 0; j < 64; j += 8) {
+      sum += *reinterpret_cast<const int64_t*>(p + i + j);
+    }
+  }
+  return sum;
+}
+
+// Bytes a second of the best of three ways to read 512 MB on all threads.
+class Probe {
+ public:
+  double operator()() {
+    return std::max({rate<Read::kPlain>(), rate<Read::kPrefetched>(),
+                     rate<Read::kStreaming>()});
+  }
+
+ private:
+  static constexpr int64_t kBytes = 512 << 20;
+
+  template <Read kHow>
+  double rate() {
+    const char* p = static_cast<const char*>(memory_.const_data_ptr());
+    const int64_t threads = at::get_num_threads();
+    const double taken = seconds([&] {
+      at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+        const int64_t share = kBytes / threads / 4096 * 4096;
+        benchmark::DoNotOptimize(
+            read_any<kHow>(p + begin * share, (end - begin) * share));
+      });
+    });
+    return static_cast<double>(kBytes) / taken;
+  }
+
+  Tensor memory_ = at::full({kBytes / 8}, 1, at::kLong);
+};
+
+// --- the two attentions ----------------------------------------------------
+
+enum Layout { kHeadMajor, kPositionMajor };
+
+Tensor cells(int64_t length, Layout layout, at::ScalarType dtype) {
+  if (layout == kHeadMajor) {
+    return at::randn({1, kHeads, length, kHeadDim}, dtype);
+  }
+  return at::randn({1, length, kHeads, kHeadDim}, dtype).transpose(1, 2);
+}
+
+KvView view_of(int64_t length, int64_t tokens, Layout layout,
+               at::ScalarType dtype) {
+  KvView view;
+  view.k = cells(length, layout, dtype);
+  view.v = cells(length, layout, dtype);
+  view.limits =
+      at::arange(length - tokens + 1, length + 1, at::kLong).unsqueeze(0);
+  view.window = length;
+  return view;
+}
+
+Tensor queries(int64_t tokens, at::ScalarType dtype) {
+  return at::randn({1, tokens, kHeads * kGroup, kHeadDim}, dtype)
+      .transpose(1, 2);
+}
+
+void decode(benchmark::State& state, at::ScalarType dtype) {
+  const c10::InferenceMode inference;
+  const int64_t length = state.range(0);
+  const auto layout = static_cast<Layout>(state.range(1));
+  std::vector<KvView> layers;
+  for (int64_t i = 0; i < kLayers; ++i) {
+    layers.push_back(view_of(length, 1, layout, dtype));
+  }
+  const Tensor q = queries(1, dtype);
+  // LibTorch at its best: the group as rows of one head, so that K and V are
+  // read once.
+  const Tensor rows = q.view({1, kHeads, kGroup, kHeadDim});
+  Probe probe;
+  std::vector<double> ours, torch, torch_rows, bandwidth;
+  for (auto _ : state) {
+    bandwidth.push_back(probe());
+    ours.push_back(seconds([&] {
+      for (const KvView& view : layers) {
+        benchmark::DoNotOptimize(
+            kvcache::attend(q, view, {.role = Role::kDecode}));
+      }
+    }));
+    torch.push_back(seconds([&] {
+      for (const KvView& view : layers) {
+        benchmark::DoNotOptimize(at::scaled_dot_product_attention(
+            q, view.k, view.v, {}, 0, false, {}, /*enable_gqa=*/true));
+      }
+    }));
+    torch_rows.push_back(seconds([&] {
+      for (const KvView& view : layers) {
+        benchmark::DoNotOptimize(
+            at::scaled_dot_product_attention(rows, view.k, view.v));
+      }
+    }));
+    state.SetIterationTime(ours.back());
+  }
+  const double bytes = static_cast<double>(kLayers * 2 * kHeads * kHeadDim *
+                                           length * c10::elementSize(dtype));
+  state.counters["ms"] = median(ours) * 1e3;
+  state.counters["GB_s"] = bytes / median(ours) / 1e9;
+  state.counters["probe_GB_s"] = median(bandwidth) / 1e9;
+  state.counters["share"] = bytes / median(ours) / median(bandwidth);
+  state.counters["sdpa_ms"] = median(torch) * 1e3;
+  state.counters["sdpa_rows_ms"] = median(torch_rows) * 1e3;
+  state.counters["faster"] =
+      std::min(median(torch), median(torch_rows)) / median(ours);
+}
+
+void prefill(benchmark::State& state, at::ScalarType dtype) {
+  const c10::InferenceMode inference;
+  const int64_t length = state.range(0);
+  const KvView view = view_of(length, length, kPositionMajor, dtype);
+  const Tensor q = queries(length, dtype);
+  std::vector<double> ours, torch;
+  for (auto _ : state) {
+    ours.push_back(seconds([&] {
+      for (int64_t i = 0; i < kLayers; ++i) {
+        benchmark::DoNotOptimize(kvcache::attend(q, view));
+      }
+    }));
+    torch.push_back(
+        seconds([&] {
+          benchmark::DoNotOptimize(at::scaled_dot_product_attention(
+              q, view.k, view.v, {}, 0, true, {}, /*enable_gqa=*/true));
+        }) *
+        kLayers);
+    state.SetIterationTime(ours.back());
+  }
+  // Two products, a multiplication and an addition each, over visible keys.
+  const double flops = static_cast<double>(kLayers) * 4 * kHeads * kGroup *
+                       kHeadDim * length * (length + 1) / 2;
+  state.counters["ms"] = median(ours) * 1e3;
+  state.counters["GFLOP_s"] = flops / median(ours) / 1e9;
+  state.counters["sdpa_ms"] = median(torch) * 1e3;
+  state.counters["faster"] = median(torch) / median(ours);
+}
+
+void decode_layouts(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"keys", "position_major"})
+      ->ArgsProduct({{128, 512, 2000, 4096}, {kHeadMajor, kPositionMajor}})
+      ->Iterations(15)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+void prefill_lengths(benchmark::internal::Benchmark* bench) {
+  bench->ArgName("tokens")
+      ->Arg(512)
+      ->Arg(2000)
+      ->Iterations(9)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+BENCHMARK_CAPTURE(decode, bfloat16, at::kBFloat16)->Apply(decode_layouts);
+BENCHMARK_CAPTURE(decode, float32, at::kFloat)->Apply(decode_layouts);
+BENCHMARK_CAPTURE(prefill, bfloat16, at::kBFloat16)->Apply(prefill_lengths);
+BENCHMARK_CAPTURE(prefill, float32, at::kFloat)->Apply(prefill_lengths);
+
+}  // namespace
