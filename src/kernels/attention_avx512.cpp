@@ -14,12 +14,13 @@
 namespace kvcache::kernels {
 namespace avx512 {
 namespace {
-// clang-format off: each builds on the ones before
-#include "kernels/attention_level.inc"
-#include "kernels/attention_math.inc"
-#include "kernels/attention_range.inc"
-#include "kernels/attention_tile.inc"
+// Each builds on the ones before.
+// clang-format off
 #include "kernels/vec_avx512.inc"
+#include "kernels/attention_math.inc"
+#include "kernels/attention_tile.inc"
+#include "kernels/attention_range.inc"
+#include "kernels/attention_level.inc"
 // clang-format on
 }  // namespace
 }  // namespace avx512

@@ -12,12 +12,13 @@
 namespace kvcache::kernels {
 namespace portable {
 namespace {
-// clang-format off: each builds on the ones before
-#include "kernels/attention_level.inc"
-#include "kernels/attention_math.inc"
-#include "kernels/attention_range.inc"
-#include "kernels/attention_tile.inc"
+// Each builds on the ones before.
+// clang-format off
 #include "kernels/vec_portable.inc"
+#include "kernels/attention_math.inc"
+#include "kernels/attention_tile.inc"
+#include "kernels/attention_range.inc"
+#include "kernels/attention_level.inc"
 // clang-format on
 }  // namespace
 }  // namespace portable
