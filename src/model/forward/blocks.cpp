@@ -1,6 +1,8 @@
 // src/model/forward/blocks.cpp - norms, attention and feed-forward of a layer.
 #include "src/model/forward/blocks.h"
 
+#include <ATen/ops/empty.h>
+
 #include <cstring>
 #include <utility>
 
@@ -15,6 +17,18 @@ Tensor head_view(const Tensor& from, const Tokens& tokens, int64_t first,
   const int64_t width = from.size(1);
   return from.as_strided({tokens.rows, heads, tokens.per_row, head_dim},
                          {tokens.per_row * width, head_dim, width, 1}, first);
+}
+
+// [N, width], the rows from `tokens` on zero.
+Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype) {
+  const int64_t rows = PackedLinear::padded_rows(tokens);
+  Tensor made = at::empty({rows, width}, at::TensorOptions(dtype));
+  const auto row_bytes =
+      static_cast<size_t>(width) * static_cast<size_t>(made.element_size());
+  std::memset(static_cast<char*>(made.data_ptr()) +
+                  static_cast<size_t>(tokens) * row_bytes,
+              0, static_cast<size_t>(rows - tokens) * row_bytes);
+  return made;
 }
 
 template <typename T>
@@ -38,15 +52,16 @@ Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
     : tokens(of), memory(layers), role(of_role) {
   if (!frequencies.empty()) rotary.emplace(tokens.positions, frequencies);
   const int64_t q_size = config.query_size(), kv_size = config.kv_size();
-  hidden = scratch(tokens, config.hidden_size, at::kFloat);
-  normed = scratch(tokens, config.hidden_size, dtype);
-  heads = scratch(tokens, q_size + 2 * kv_size, dtype);
+  const int64_t count = tokens.count();
+  hidden = scratch(count, config.hidden_size, at::kFloat);
+  normed = scratch(count, config.hidden_size, dtype);
+  heads = scratch(count, q_size + 2 * kv_size, dtype);
   q = head_view(heads, tokens, 0, config.heads, config.head_dim);
   k = head_view(heads, tokens, q_size, config.kv_heads, config.head_dim);
   v = head_view(heads, tokens, q_size + kv_size, config.kv_heads,
                 config.head_dim);
-  if (tokens.count() == 1) attended = scratch(tokens, q_size, dtype);
-  activated = scratch(tokens, config.intermediate_size, dtype);
+  if (count != normed.size(0)) attended = scratch(count, q_size, dtype);
+  activated = scratch(count, config.intermediate_size, dtype);
 }
 
 Normalisation::Normalisation(Norm kind, Tensor weight, Tensor bias, double eps)
@@ -120,11 +135,11 @@ Tensor Attention::run(Pass& pass, int64_t layer) const {
   options.role = pass.role;
   const Tensor attended = attend(pass.q, view, options);
   const int64_t width = heads_ * head_dim_;
-  if (pass.tokens.count() > 1) {
+  if (!pass.attended.defined()) {
     return parts_.output(attended.transpose(1, 2).reshape({-1, width}));
   }
   std::memcpy(pass.attended.data_ptr(), attended.const_data_ptr(),
-              static_cast<size_t>(width) * attended.element_size());
+              static_cast<size_t>(attended.numel()) * attended.element_size());
   return parts_.output(pass.attended);
 }
 

@@ -4,6 +4,9 @@
 // at 1 to 3 and 5 to 7, bfloat16 at 1), so that a row's bits depend on its
 // neighbours. oneDNN's product over packed weights has one order of additions
 // from two rows on; a single row therefore runs as two.
+//
+// oneDNN compiles a kernel for every number of rows, and keeps it: 0.75 MB and
+// 1 ms each. So rows are padded to one of few counts, see padded_rows().
 // M rows, N outputs, K inputs.
 #pragma once
 
@@ -32,17 +35,21 @@ class PackedLinear {
   bool has_bias() const noexcept { return bias_.has_value(); }
   at::ScalarType dtype() const noexcept { return weight_.scalar_type(); }
 
-  // `x` [M, K], contiguous. Returns a new [M, N]. Two rows or more are used as
-  // they are; one is copied beside a row of zeros.
+  // The number of rows that `rows` run as: 2, 4, 8, 16, multiples of 32 up to
+  // 256, then of a quarter of a power of two.
+  static int64_t padded_rows(int64_t rows);
+
+  // `x` [M, K], contiguous. Returns a new [M, N]. Used as it is if M is
+  // padded_rows(M), else copied and padded.
   Tensor operator()(const Tensor& x) const;
 
-  // Measures whether a row's bits are the same among 2 to 64 rows, at any place
-  // among them, beside NaN, and on one thread. A few ms for millions of
-  // weights.
+  // Measures whether a row has the same bits among other row counts, at other
+  // places among them, beside NaN and on one thread. A few ms for a million
+  // weights; keeps kernels for row counts that are used anyway.
   bool probe_row_exact() const;
 
  private:
-  Tensor multiply(const Tensor& x) const;  // M >= 2
+  Tensor multiply(const Tensor& x) const;  // M is padded_rows(M)
   Tensor multiply_plain(const Tensor& x) const;
 
   Tensor weight_;  // packed, or [N, K] where the CPU does not pack

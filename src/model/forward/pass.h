@@ -1,14 +1,13 @@
 // src/model/forward/pass.h - one forward on its way: tokens and scratch.
 //
-// Activations are [N, width], a token a row; N = B * T, but at least 2, since a
-// linear of one row would run as two anyway (PackedLinear). The row too many is
-// zero in every scratch. B rows, T tokens a row.
+// Activations are [N, width], a token a row; N is the number of rows that the
+// linears run B * T tokens as (PackedLinear). The rows too many are zero in
+// what a linear reads. B rows, T tokens a row.
 #pragma once
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/core/Tensor.h>
 
-#include <algorithm>
+#include <optional>
 #include <span>
 
 #include "kvcache/attention.h"
@@ -36,14 +35,6 @@ struct Pass {
        const Tokens& of, LayerMemory& layers, Role of_role,
        at::ScalarType dtype);
 
-  // [N, width]; the row too many is 0.
-  static Tensor scratch(const Tokens& tokens, int64_t width,
-                        at::ScalarType dtype) {
-    const at::TensorOptions options(dtype);
-    return tokens.count() > 1 ? at::empty({tokens.count(), width}, options)
-                              : at::zeros({2, width}, options);
-  }
-
   const Tokens& tokens;
   LayerMemory& memory;
   Role role;
@@ -52,7 +43,7 @@ struct Pass {
   Tensor normed;     // [N, hidden_size], what a block reads
   Tensor heads;      // [N, q | k | v], turned
   Tensor q, k, v;    // views of heads, [B, heads, T, head_dim]
-  Tensor attended;   // [N, query_size], used if there is a row too many
+  Tensor attended;   // [N, query_size], used if there are rows too many
   Tensor activated;  // [N, intermediate_size]
 };
 

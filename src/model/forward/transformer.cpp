@@ -194,7 +194,7 @@ void Transformer::Impl::write_logits(Pass& pass, const Tensor& delta,
       const std::span<const int64_t> chunk = std::span(outputs).subspan(
           first, std::min<size_t>(kHeadRows, outputs.size() - first));
       const auto rows = static_cast<int64_t>(chunk.size());
-      const Tensor normed = at::zeros({std::max<int64_t>(rows, 2), width},
+      const Tensor normed = at::zeros({PackedLinear::padded_rows(rows), width},
                                       at::TensorOptions(dtype));
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t token =
