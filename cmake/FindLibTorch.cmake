@@ -90,6 +90,10 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     target_link_libraries(LibTorch::c10 INTERFACE torch)
     add_library(LibTorch::cpu INTERFACE IMPORTED)
     target_link_libraries(LibTorch::cpu INTERFACE torch)
+    # torch brings the CUDA half, whose NCCL is newer than a toolkit's.
+    file(GLOB _folders "${LibTorch_ROOT_DIR}/../nvidia/*/lib")
+    list(TRANSFORM _folders PREPEND "LINKER:-rpath-link,")
+    target_link_options(LibTorch::cpu INTERFACE ${_folders})
   else()
     add_library(LibTorch::c10 SHARED IMPORTED)
     set_target_properties(LibTorch::c10 PROPERTIES
