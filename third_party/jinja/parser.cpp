@@ -61,10 +61,15 @@ public:
         if (height > depth_limit()) {
             throw parser_exception("nested more than " + std::to_string(depth_limit()) + " deep", source, peek().pos);
         }
-        auto ptr = std::make_unique<T>(std::forward<Args>(args)...);
-        ptr->height = height;
-        ptr->pos = start_pos < tokens.size() ? tokens[start_pos].pos : source.size();
-        return ptr;
+        const size_t pos = start_pos < tokens.size() ? tokens[start_pos].pos : source.size();
+        try {
+            auto ptr = std::make_unique<T>(std::forward<Args>(args)...);
+            ptr->height = height;
+            ptr->pos = pos;
+            return ptr;
+        } catch (const std::runtime_error & e) { // of chk_type
+            throw parser_exception(e.what(), source, pos);
+        }
     }
 
 private:

@@ -142,13 +142,17 @@ private:
 template<typename T>
 static void chk_type(const statement_ptr & ptr) {
     if (!ptr) return; // Allow null for optional fields
-    assert(dynamic_cast<T *>(ptr.get()) != nullptr);
+    if (dynamic_cast<T *>(ptr.get()) == nullptr) {
+        throw std::runtime_error("Unexpected " + ptr->type());
+    }
 }
 
 template<typename T, typename U>
 static void chk_type(const statement_ptr & ptr) {
     if (!ptr) return;
-    assert(dynamic_cast<T *>(ptr.get()) != nullptr || dynamic_cast<U *>(ptr.get()) != nullptr);
+    if (dynamic_cast<T *>(ptr.get()) == nullptr && dynamic_cast<U *>(ptr.get()) == nullptr) {
+        throw std::runtime_error("Unexpected " + ptr->type());
+    }
 }
 
 // Base Types

@@ -8,6 +8,20 @@
 
 namespace jinja {
 
+// the nearest integer towards zero; the end of the range beyond it, 0 for NaN
+static inline int64_t to_int64(double v) {
+    if (v != v) {
+        return 0;
+    }
+    if (v >= 9223372036854775807.0) {
+        return INT64_MAX;
+    }
+    if (v <= -9223372036854775808.0) {
+        return INT64_MIN;
+    }
+    return static_cast<int64_t>(v);
+}
+
 static void string_replace_all(std::string & s, const std::string & search, const std::string & replace) {
     if (search.empty()) {
         return;

@@ -653,7 +653,7 @@ const func_builtins & value_float_t::get_builtins() const {
         }},
         {"int", [](const func_args & args) -> value {
             args.ensure_vals<value_float>();
-            int64_t val = static_cast<int64_t>(args.get_pos(0)->as_float());
+            int64_t val = to_int64(args.get_pos(0)->as_float());
             return mk_val<value_int>(val);
         }},
         {"float", [](const func_args & args) -> value {

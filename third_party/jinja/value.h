@@ -190,7 +190,7 @@ struct value_int_t : public value_t {
     value_int_t(int64_t v) {
         val_int = v;
         val_flt = static_cast<double>(v);
-        if (static_cast<int64_t>(val_flt) != v) {
+        if (to_int64(val_flt) != v) {
             val_flt = v < 0 ? -INFINITY : INFINITY;
         }
     }
@@ -224,7 +224,7 @@ struct value_float_t : public value_t {
     value val;
     value_float_t(double v) {
         val_flt = v;
-        val_int = std::isfinite(v) ? static_cast<int64_t>(v) : 0;
+        val_int = std::isfinite(v) ? to_int64(v) : 0;
         val = mk_val<value_int>(val_int);
     }
     virtual std::string type() const override { return "Float"; }
