@@ -11,28 +11,20 @@
 
 #include "kvcache/model/cache_factory.h"
 #include "tests/model/generate/fake_model.h"
+#include "tests/support/error_text.h"
 
 namespace kvcache::model {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::SizeIs;
+using kvcache::testing::error_text;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr CacheKind kKinds[] = {CacheKind::kNone, CacheKind::kConcat,
                                 CacheKind::kPreallocated};
 const std::vector<int64_t> kPrompt = {1, 0, 2};
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
 
 std::vector<Beam> search(const LanguageModel& model, CacheKind kind,
                          const BeamOptions& options) {
@@ -176,7 +168,7 @@ TEST(BeamSearchTest, CanBeCancelled) {
 TEST(BeamSearchTest, RefusesBadArgumentsBeforeAnyWork) {
   const auto model = FakeModel::hashed(20, 10);
   const auto refused = [&](const BeamOptions& options) {
-    return error_of([&] { beam_search(*model, nullptr, kPrompt, options); });
+    return error_text([&] { beam_search(*model, nullptr, kPrompt, options); });
   };
   EXPECT_EQ(refused({.beams = 0}),
             "[beam_search] beams must be at least 1 but got 0.");
@@ -186,16 +178,17 @@ TEST(BeamSearchTest, RefusesBadArgumentsBeforeAnyWork) {
   EXPECT_THAT(refused({.length_penalty = std::nan("")}),
               HasSubstr("length_penalty must be a number"));
   const auto cache = make_cache(CacheKind::kConcat, *model, {.rows = 2});
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_text([&] {
               beam_search(*model, cache.get(), kPrompt, {.beams = 3});
             }),
             "[beam_search] the cache must have 3 row(s) but got 2.");
   const auto used = make_cache(CacheKind::kConcat, *model);
   generate(*model, used.get(), kPrompt, {.max_new_tokens = 1});
-  EXPECT_EQ(
-      error_of([&] { beam_search(*model, used.get(), kPrompt, {.beams = 1}); }),
-      "[beam_search] the cache must be empty but row 0 holds 3 tokens; "
-      "reset() it.");
+  EXPECT_EQ(error_text([&] {
+              beam_search(*model, used.get(), kPrompt, {.beams = 1});
+            }),
+            "[beam_search] the cache must be empty but row 0 holds 3 tokens; "
+            "reset() it.");
   EXPECT_EQ(model->steps, 1);
 }
 

@@ -10,28 +10,21 @@
 #include <map>
 #include <set>
 
+#include "tests/support/error_text.h"
+
 namespace kvcache::model {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using kvcache::testing::error_text;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kNanDouble = std::numeric_limits<double>::quiet_NaN();
 
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-
 std::string refusal(const SamplingOptions& options) {
-  return error_of([&] { Sampler sampler(options); });
+  return error_text([&] { Sampler sampler(options); });
 }
 
 // Which tokens turn up in 2,000 draws, and how often.
@@ -102,7 +95,7 @@ TEST(SamplerTest, RefusesIllegalOptionsByNameAndValue) {
 }
 
 TEST(SamplerTest, RefusesLogitsThatAreNotFinite) {
-  const std::string text = error_of([] {
+  const std::string text = error_text([] {
     Sampler().sample(std::vector<float>{1, kNan, 2});
   });
   EXPECT_EQ(text,
@@ -112,12 +105,13 @@ TEST(SamplerTest, RefusesLogitsThatAreNotFinite) {
        {std::vector<float>{1, kInf, 2}, std::vector<float>{-kInf, -kInf, -kInf},
         std::vector<float>{1, 2, -kInf}}) {
     for (const double temperature : {0.0, 1.0}) {
-      EXPECT_THAT(
-          error_of([&] { Sampler({.temperature = temperature}).sample(row); }),
-          HasSubstr("non-finite logits"));
+      EXPECT_THAT(error_text([&] {
+                    Sampler({.temperature = temperature}).sample(row);
+                  }),
+                  HasSubstr("non-finite logits"));
     }
   }
-  EXPECT_THAT(error_of([] { Sampler().sample({}); }),
+  EXPECT_THAT(error_text([] { Sampler().sample({}); }),
               HasSubstr("logits must not be empty"));
 }
 
@@ -189,7 +183,7 @@ TEST(SamplerTest, RepetitionPenaltyDividesPositiveAndMultipliesNegative) {
                 .sample(logits, std::vector<int64_t>{1}),
             1);
   EXPECT_THAT(
-      error_of([&] { sampler.sample(logits, std::vector<int64_t>{4}); }),
+      error_text([&] { sampler.sample(logits, std::vector<int64_t>{4}); }),
       HasSubstr("must be in [0, 4) but the history holds 4"));
 }
 

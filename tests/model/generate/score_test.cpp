@@ -9,22 +9,14 @@
 
 #include "kvcache/model/cache_factory.h"
 #include "tests/model/generate/fake_model.h"
+#include "tests/support/error_text.h"
 
 namespace kvcache::model {
 namespace {
 
-using testing::HasSubstr;
-using testing::IsEmpty;
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
+using kvcache::testing::error_text;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 const std::vector<int64_t> kText = {5, 9, 2, 63, 0, 0, 17, 31, 8, 44, 1};
 
@@ -80,7 +72,7 @@ TEST(ScoreTest, RefusesBadArgumentsBeforeAnyWork) {
   const auto model = FakeModel::hashed(64, 10);
   const auto refused = [&](const std::vector<int64_t>& text, Cache* cache,
                            ScoreOptions options = {}) {
-    return error_of([&] { score(*model, cache, text, options); });
+    return error_text([&] { score(*model, cache, text, options); });
   };
   EXPECT_EQ(refused({}, nullptr),
             "[score] there must be at least one token but got none.");
@@ -106,7 +98,7 @@ TEST(ScoreTest, NonFiniteLogitsAreAnError) {
   FakeModel model(4, 50, [](FakeModel::History) {
     return std::vector<float>{1, HUGE_VALF, 1, 1};
   });
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(error_text([&] {
                 score(model, nullptr, std::vector<int64_t>{0, 1});
               }),
               HasSubstr("got inf for token 1 (non-finite logits)"));

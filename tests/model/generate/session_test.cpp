@@ -9,21 +9,13 @@
 #include <gmock/gmock.h>
 
 #include "tests/model/generate/fake_model.h"
+#include "tests/support/error_text.h"
 
 namespace kvcache::model {
 namespace {
 
-using testing::HasSubstr;
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
+using kvcache::testing::error_text;
+using ::testing::HasSubstr;
 
 // [rows, tokens] of different ids.
 Tensor ids(int64_t rows, int64_t tokens, int64_t first = 0) {
@@ -34,7 +26,7 @@ Tensor ids(int64_t rows, int64_t tokens, int64_t first = 0) {
   return at::tensor(values, at::kLong).view({rows, tokens});
 }
 
-class SessionTest : public testing::TestWithParam<CacheKind> {
+class SessionTest : public ::testing::TestWithParam<CacheKind> {
  protected:
   std::shared_ptr<FakeModel> model = FakeModel::hashed(64, 16);
   CacheSession session{model, {.kind = GetParam(), .chunk = 5}};
@@ -43,8 +35,8 @@ class SessionTest : public testing::TestWithParam<CacheKind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Kinds, SessionTest,
-                         testing::Values(CacheKind::kConcat,
-                                         CacheKind::kPreallocated),
+                         ::testing::Values(CacheKind::kConcat,
+                                           CacheKind::kPreallocated),
                          [](const auto& info) {
                            return std::string(to_string(info.param));
                          });
@@ -77,7 +69,7 @@ TEST_P(SessionTest, BadArgumentsKeepTheSession) {
   const Tensor all = ids(2, 8);
   session.prefill(all.narrow(1, 0, 7));
   const auto refused = [&](const Tensor& bad) {
-    const auto text = error_of([&] { session.prefill(bad); });
+    const auto text = error_text([&] { session.prefill(bad); });
     EXPECT_EQ(session.length(), 7);
     return text;
   };
@@ -96,17 +88,17 @@ TEST_P(SessionTest, BadArgumentsKeepTheSession) {
 }
 
 TEST_P(SessionTest, DecodeTakesOneTokenOfEachRow) {
-  EXPECT_EQ(error_of([&] { session.decode(ids(1, 1)); }),
+  EXPECT_EQ(error_text([&] { session.decode(ids(1, 1)); }),
             "[CacheSession::decode] the session is empty; call prefill() "
             "before decode().");
   session.prefill(ids(2, 3));
   const auto steps = model->steps.load();
-  EXPECT_EQ(error_of([&] { session.decode(ids(1, 1)); }),
+  EXPECT_EQ(error_text([&] { session.decode(ids(1, 1)); }),
             "[CacheSession::decode] ids must be [2, 1], one new token of each "
             "row, but got [1, 1].");
-  EXPECT_THAT(error_of([&] { session.decode(ids(2, 2)); }),
+  EXPECT_THAT(error_text([&] { session.decode(ids(2, 2)); }),
               HasSubstr("but got [2, 2]"));
-  EXPECT_THAT(error_of([&] { session.decode(ids(2, 1).view({2})); }),
+  EXPECT_THAT(error_text([&] { session.decode(ids(2, 1).view({2})); }),
               HasSubstr("but got [2]"));
   EXPECT_EQ(model->steps, steps);  // refused before anything ran
   EXPECT_EQ(session.length(), 3);
@@ -115,7 +107,7 @@ TEST_P(SessionTest, DecodeTakesOneTokenOfEachRow) {
 TEST_P(SessionTest, AFullContextNamesTheRemedy) {
   const Tensor all = ids(1, 17);
   session.prefill(all.narrow(1, 0, 16));
-  EXPECT_EQ(error_of([&] { session.decode(all.narrow(1, 16, 1)); }),
+  EXPECT_EQ(error_text([&] { session.decode(all.narrow(1, 16, 1)); }),
             "[CacheSession::decode] the context of 16 tokens is full; prefill "
             "the cropped window instead, as recompute_window() does.");
   EXPECT_EQ(session.length(), 16);
@@ -123,7 +115,7 @@ TEST_P(SessionTest, AFullContextNamesTheRemedy) {
   const Tensor window = all.narrow(1, 1, 16);
   EXPECT_TRUE(at::equal(session.recompute_window(all), oracle(window)));
   EXPECT_EQ(session.length(), 16);
-  EXPECT_THAT(error_of([&] { session.decode(ids(1, 1)); }),
+  EXPECT_THAT(error_text([&] { session.decode(ids(1, 1)); }),
               HasSubstr("context of 16 tokens is full"));
   // Keeping less leaves room.
   EXPECT_TRUE(
@@ -135,7 +127,7 @@ TEST_P(SessionTest, AFullContextNamesTheRemedy) {
   session.recompute_window(ids(2, 3));
   EXPECT_EQ(session.length(), 3);
   for (const int64_t keep : {0, -1, 17}) {
-    EXPECT_THAT(error_of([&] { session.recompute_window(all, keep); }),
+    EXPECT_THAT(error_text([&] { session.recompute_window(all, keep); }),
                 HasSubstr("keep must be between 1 and the context of 16 tokens "
                           "but got " +
                           std::to_string(keep)));
@@ -170,16 +162,16 @@ TEST_P(SessionTest, StorageReport) {
 
 TEST(SessionOptionsTest, ChecksModelAndOptionsAtConstruction) {
   const auto model = FakeModel::hashed(64, 16);
-  EXPECT_THAT(error_of([] { CacheSession session(nullptr); }),
+  EXPECT_THAT(error_text([] { CacheSession session(nullptr); }),
               HasSubstr("the model must not be null"));
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(error_text([&] {
                 CacheSession session(model, {.kind = CacheKind::kNone});
               }),
               HasSubstr("a session needs a cache but the kind is none"));
-  EXPECT_THAT(error_of([&] { CacheSession session(model, {.context = 17}); }),
+  EXPECT_THAT(error_text([&] { CacheSession session(model, {.context = 17}); }),
               HasSubstr("the context must be between 1 and 16 tokens"));
   CacheSession small(model, {.context = 4});
-  EXPECT_THAT(error_of([&] { small.prefill(ids(1, 5)); }),
+  EXPECT_THAT(error_text([&] { small.prefill(ids(1, 5)); }),
               HasSubstr("context of 4 tokens but got [1, 5]"));
 }
 
