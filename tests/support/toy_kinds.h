@@ -20,9 +20,8 @@ namespace kvcache::toy {
 struct Kind {
   std::string name;
   std::function<std::unique_ptr<Cache>(CacheSpec)> make;
-  bool in_place = false;     // tokens are written into memory that stays
-  bool growing = false;      // that memory may be replaced by a larger one
-  bool bounded_use = false;  // reserved bytes are exact: nothing to spare
+  bool in_place = false;  // tokens are written into memory that stays
+  bool growing = false;   // that memory may be replaced by a larger one
 };
 
 inline PreallocatedCache* preallocated(Cache& cache) {
@@ -40,8 +39,7 @@ inline const std::vector<Kind>& kinds() {
        .make =
            [](CacheSpec spec) {
              return std::make_unique<ConcatCache>(std::move(spec));
-           },
-       .bounded_use = true},
+           }},
       {.name = "Preallocated",
        .make =
            [](CacheSpec spec) {

@@ -2,9 +2,10 @@
 // at once, from nothing.
 #pragma once
 
+#include <span>
 #include <vector>
 
-#include "tests/support/toy_model.h"
+#include "tests/support/toy_arithmetic.h"
 
 namespace kvcache::toy {
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/toy_forward.h"
 #include "tests/support/toy_kinds.h"
 #include "tests/support/toy_oracle.h"
 
