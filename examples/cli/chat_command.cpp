@@ -22,18 +22,13 @@ struct Options {
 };
 
 // The next line that says something; empty at the end of the input.
-std::optional<std::string> next_line(Interrupt& interrupt, bool person) {
+std::optional<std::string> next_line(bool person) {
   std::string line;
-  interrupt.set_waiting_for_input(true);
   do {
     if (person) write_out("> ");
-    if (!std::getline(std::cin, line)) {
-      interrupt.set_waiting_for_input(false);
-      return std::nullopt;
-    }
+    if (!std::getline(std::cin, line)) return std::nullopt;
     if (!line.empty() && line.back() == '\r') line.pop_back();
   } while (line.empty());
-  interrupt.set_waiting_for_input(false);
   return line;
 }
 
@@ -52,6 +47,7 @@ void run(const Options& options) {
   options.model.check();
   options.text.check();
   Interrupt interrupt;
+  interrupt.end_work();  // until there is a question
   Progress progress;
   const Engine engine = load_engine(options.model, progress, true);
   Chat chat(options.model.model, engine);
@@ -64,10 +60,10 @@ void run(const Options& options) {
   model::Conversation conversation(engine.model,
                                    chat_cache(engine, options.model));
   const bool person = isatty(STDIN_FILENO) == 1 && !options.json;
-  while (const auto line = next_line(interrupt, person)) {
+  while (const auto line = next_line(person)) {
     chat.add("user", *line);
     const auto tokens = chat.tokens();
-    model::GenerateHooks hooks{.stop = interrupt.renew()};
+    model::GenerateHooks hooks{.stop = interrupt.begin_work()};
     if (!options.json) hooks.on_text = write_out;
     const auto result = conversation.generate(tokens, generate, hooks);
     if (options.json) {
@@ -78,6 +74,7 @@ void run(const Options& options) {
     } else {
       write_out("\n");
     }
+    interrupt.end_work();
     chat.add("assistant", result.text);
   }
 }

@@ -13,16 +13,19 @@
 #include <stdexcept>
 
 #include "examples/cli/errors.h"
+#include "kvcache/model/gguf.h"
 
 namespace kvcache::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A folder of weights alone still runs on token ids.
+// Weights alone still run on token ids.
 bool has_tokenizer(const std::string& path) {
-  return !fs::is_directory(path) ||
-         fs::exists(fs::path(path) / "tokenizer.json") ||
+  if (!fs::is_directory(path)) {
+    return model::GgufFile(path).has("tokenizer.ggml.model");
+  }
+  return fs::exists(fs::path(path) / "tokenizer.json") ||
          fs::exists(fs::path(path) / "tokenizer.model");
 }
 

@@ -34,6 +34,18 @@ void describe(CLI::App& app) {
       "shows an example.");
 }
 
+void check_command(CLI::App& app, int argc, char** argv) {
+  constexpr const char* kHint = "; `kvcache --help` lists the commands";
+  if (argc < 2) throw UsageError(std::string("a command is needed") + kHint);
+  const std::string name = argv[1];
+  if (name.starts_with('-')) return;
+  const auto known = app.get_subcommands(
+      [&](CLI::App* command) { return command->check_name(name); });
+  if (known.empty()) {
+    throw UsageError("there is no command '" + name + "'" + kHint);
+  }
+}
+
 // The chosen command runs inside parse(), so that its own errors are told from
 // those of the command line by their type.
 int run(int argc, char** argv) {
@@ -42,6 +54,7 @@ int run(int argc, char** argv) {
   try {
     check_libtorch();
     describe(app);
+    check_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help and --version
     return app.exit(help);

@@ -142,7 +142,13 @@ void add_text_options(CLI::App& command, TextOptions& options) {
       .add_option("--repetition-penalty", sampling.repetition_penalty,
                   "above 1: avoid tokens seen before")
       ->type_name("R");
-  command.add_option("--seed", sampling.seed, "same seed, same text")
+  command
+      .add_option("--seed", sampling.seed, "same seed, same text")
+      // Numbers below 0 would wrap around.
+      ->check([](const std::string& text) {
+        return text.starts_with('-') ? "must be at least 0 but got " + text
+                                     : std::string();
+      })
       ->type_name("S");
   command
       .add_option("--stop", options.stop,

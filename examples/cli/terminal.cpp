@@ -76,20 +76,21 @@ Interrupt::~Interrupt() {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-std::stop_token Interrupt::renew() {
+std::stop_token Interrupt::begin_work() {
   const std::scoped_lock lock(mutex_);
   if (source_.stop_requested()) source_ = std::stop_source();
+  working_ = true;
   return source_.get_token();
+}
+
+void Interrupt::end_work() {
+  const std::scoped_lock lock(mutex_);
+  working_ = false;
 }
 
 std::stop_token Interrupt::token() const {
   const std::scoped_lock lock(mutex_);
   return source_.get_token();
-}
-
-void Interrupt::set_waiting_for_input(bool waiting) {
-  const std::scoped_lock lock(mutex_);
-  waiting_for_input_ = waiting;
 }
 
 void Interrupt::watch(const std::stop_token& done) {
@@ -102,10 +103,8 @@ void Interrupt::watch(const std::stop_token& done) {
 
 void Interrupt::received() {
   const std::scoped_lock lock(mutex_);
-  if (waiting_for_input_) {
-    std::fputs("\n", stderr);
-    _exit(0);  // every answer so far has been written and flushed
-  }
+  // All that was worked out has been written and flushed.
+  if (!working_) _exit(0);
   if (!source_.request_stop()) _exit(kInterruptedStatus);
 }
 

@@ -30,21 +30,21 @@ class Progress {
   std::string shown_;
 };
 
-// Turns Ctrl-C into a stop request. A second one ends the process, and so does
-// one while the program waits for input.
+// Turns Ctrl-C into a stop request while there is work; a second one ends the
+// process. Without work, the first one ends it, with success.
 //
 // Make it before any other thread: they inherit that the signal is blocked.
 class Interrupt {
  public:
-  Interrupt();
+  Interrupt();  // with work
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // For the next piece of work; what came before no longer counts.
-  std::stop_token renew();
+  // What was asked of earlier work no longer counts.
+  std::stop_token begin_work();
+  void end_work();
   std::stop_token token() const;
-  void set_waiting_for_input(bool waiting);
 
  private:
   void watch(const std::stop_token& done);
@@ -52,7 +52,7 @@ class Interrupt {
 
   mutable std::mutex mutex_;
   std::stop_source source_;
-  bool waiting_for_input_ = false;
+  bool working_ = true;
   std::jthread watcher_;
 };
 
