@@ -68,7 +68,9 @@ TEST(GgufVocabulary, IdsOutOfRangeAreRefused) {
       {&GgufVocabulary::eom_id, "eom_token_id"},
       {&GgufVocabulary::unknown_id, "unknown_token_id"},
       {&GgufVocabulary::padding_id, "padding_token_id"}};
-  for (const auto& [member, key] : ids) {
+  for (const auto& entry : ids) {
+    const Id member = entry.first;
+    const std::string key = entry.second;
     for (const int64_t id : {int64_t{-1}, int64_t{774}, INT64_MAX}) {
       EXPECT_EQ(error_with([&](auto& from) { from.*member = id; }),
                 "[load_tokenizer] gpt2.gguf: tokenizer.ggml." +

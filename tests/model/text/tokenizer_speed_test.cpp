@@ -13,8 +13,10 @@ namespace {
 constexpr size_t kLong = 100'000;
 // The sanitizers slow it down; a quadratic loop would take minutes.
 constexpr double kMostSeconds = 1.0;
-#if defined(__SANITIZE_ADDRESS__)
-constexpr double kSlower = 10;
+#if defined(__SANITIZE_ADDRESS__)  // g++
+constexpr double kSlower = 20;
+#elif defined(__clang__)
+constexpr double kSlower = __has_feature(address_sanitizer) ? 20 : 1;
 #else
 constexpr double kSlower = 1;
 #endif
