@@ -40,7 +40,26 @@ std::vector<int64_t> sliding_windows(const ModelConfig& config) {
   return sliding;
 }
 
-// Memory that loading has freed goes back to the system.
+// Of the tokens of each row that the caller wants logits of: their indices, -1
+// where there is none.
+std::vector<int64_t> wanted_tokens(const Tokens& tokens, bool all) {
+  std::vector<int64_t> wanted;
+  for (int64_t row = 0; row < tokens.rows; ++row) {
+    int64_t last = -1;
+    for (int64_t t = 0; t < tokens.per_row; ++t) {
+      const int64_t i = row * tokens.per_row + t;
+      if (tokens.live(i)) last = i;
+      if (all) wanted.push_back(tokens.live(i) ? i : -1);
+    }
+    if (!all) wanted.push_back(last);
+  }
+  return wanted;
+}
+
+// A step of so many tokens gives its scratch, some 20 KB a token, back.
+constexpr int64_t kTrimmedTokens = 128;
+
+// Memory that was freed goes back to the system.
 void trim_heap() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -58,6 +77,8 @@ struct Transformer::Impl {
   void check_tokens(const Tokens& tokens) const;
   Tensor run(const Tokens& tokens, LayerMemory& memory,
              const ForwardOptions& options) const;
+  void run_layers(Pass& pass, const std::vector<int64_t>& wanted,
+                  const Tensor& logits) const;
   void embed(const Pass& pass) const;
   void write_logits(Pass& pass, const Tensor& delta,
                     const std::vector<int64_t>& wanted,
@@ -95,6 +116,12 @@ Transformer::Impl::Impl(ModelConfig of,
     frequencies = inverse_frequencies(config.rope);
   }
   sliding = sliding_windows(config);
+  if (options.log && !PackedLinear::packs(dtype)) {
+    options.log(LogLevel::kWarning,
+                c10::str("this CPU cannot pack ", dtype,
+                         " weights: long prompts will be slow; float32 is "
+                         "faster here"));
+  }
   const c10::InferenceMode inference;
   Loader loader(config, *source, dtype, options);
   head = loader.head();  // the largest first, while little else is there
@@ -162,22 +189,6 @@ void Transformer::Impl::embed(const Pass& pass) const {
   });
 }
 
-// Of the tokens of each row that the caller wants logits of: their indices, -1
-// where there is none.
-std::vector<int64_t> wanted_tokens(const Tokens& tokens, bool all) {
-  std::vector<int64_t> wanted;
-  for (int64_t row = 0; row < tokens.rows; ++row) {
-    int64_t last = -1;
-    for (int64_t t = 0; t < tokens.per_row; ++t) {
-      const int64_t i = row * tokens.per_row + t;
-      if (tokens.live(i)) last = i;
-      if (all) wanted.push_back(tokens.live(i) ? i : -1);
-    }
-    if (!all) wanted.push_back(last);
-  }
-  return wanted;
-}
-
 void Transformer::Impl::write_logits(Pass& pass, const Tensor& delta,
                                      const std::vector<int64_t>& wanted,
                                      const Tensor& logits) const {
@@ -221,21 +232,30 @@ Tensor Transformer::Impl::run(const Tokens& tokens, LayerMemory& memory,
   const Tensor logits = at::zeros(
       {tokens.rows, options.all_logits ? tokens.per_row : 1, config.vocab_size},
       at::TensorOptions(at::kFloat));
-  const c10::InferenceMode inference;
-  Pass pass(config, frequencies, tokens, memory, options.role, dtype);
+  {
+    const c10::InferenceMode inference;
+    Pass pass(config, frequencies, tokens, memory, options.role, dtype);
+    run_layers(pass, wanted, logits);
+  }
+  if (tokens.count() >= kTrimmedTokens) trim_heap();
+  return logits;
+}
+
+void Transformer::Impl::run_layers(Pass& pass,
+                                   const std::vector<int64_t>& wanted,
+                                   const Tensor& logits) const {
   embed(pass);
+  const int64_t tokens = pass.tokens.count();
   Tensor delta;  // what the block before adds to the residual stream
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
-    layer.mixer_norm.add_and_apply(pass.normed, pass.hidden, delta,
-                                   tokens.count());
+    layer.mixer_norm.add_and_apply(pass.normed, pass.hidden, delta, tokens);
     delta = layer.mixer->run(pass, static_cast<int64_t>(i));
     layer.feed_forward_norm.add_and_apply(pass.normed, pass.hidden, delta,
-                                          tokens.count());
+                                          tokens);
     delta = layer.feed_forward.run(pass);
   }
   write_logits(pass, delta, wanted, logits);
-  return logits;
 }
 
 Transformer::Transformer(ModelConfig config,
