@@ -39,6 +39,17 @@ struct QueryRange {
   int64_t first = 0, tokens = 0;
 };
 
+// `rows` times `bytes` bytes of memory, `step` bytes apart.
+struct MemoryRows {
+  const char* first = nullptr;
+  int64_t rows = 0, step = 0, bytes = 0;
+};
+
+// What a thread reads soon, in this order. A hint.
+struct MemoryAhead {
+  MemoryRows now, then;
+};
+
 // The kernels of one CPU level. Each query gets the same bits from part() and
 // fold() as from queries(). `scratch` is 64-byte aligned and belongs to the
 // calling thread.
@@ -48,10 +59,10 @@ struct AttentionKernels {
   // Floats of the partial results of one query for one block.
   int64_t (*part_floats)(const AttentionCall& call);
   // Writes the partial result of `block` for each query of `range` that sees
-  // a key of it, to parts + query * part_floats(). `next` is where the keys
-  // that the thread reads next begin: a hint, may be null.
+  // a key of it, to parts + query * part_floats().
   void (*part)(const AttentionCall& call, const QueryRange& range,
-               int64_t block, float* parts, const void* next, void* scratch);
+               int64_t block, float* parts, const MemoryAhead& ahead,
+               void* scratch);
   // Merges the partial results of all blocks and writes the output. Block
   // `first_block` + i of a query lies at parts + i * block_floats.
   void (*fold)(const AttentionCall& call, const QueryRange& range,

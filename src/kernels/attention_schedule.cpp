@@ -109,7 +109,7 @@ int64_t threads_for(int64_t work) {
 struct KeyTask {
   int64_t pair;  // row * heads + head
   int64_t block;
-  int64_t keys;  // read by it
+  int64_t begin, keys;  // read by it
 };
 
 // A row and a key/value head whose blocks are folded by whoever is last.
@@ -118,6 +118,12 @@ struct HeadParts {
   int64_t offset = 0;  // of its partial results, in floats
   std::atomic<int64_t> missing{0};
 };
+
+// Rows without gaps as one.
+MemoryRows joined(MemoryRows rows) {
+  if (rows.step != rows.bytes || rows.rows == 0) return rows;
+  return {rows.first, 1, rows.rows * rows.bytes, rows.rows * rows.bytes};
+}
 
 class KeySplit {
  public:
@@ -132,11 +138,15 @@ class KeySplit {
   void add_row(const AttentionCall& call, KeySpan seen);
   void run_tasks(int64_t begin, int64_t end);
   int64_t task_at(int64_t keys) const;
+  MemoryRows rows_of(const KeyTask& task, bool values) const;
+  MemoryAhead memory_ahead(int64_t i, int64_t end) const;
+  void ask_first(const KeyTask& task) const;
 
   const AttentionCall* call_ = nullptr;
   const AttentionKernels* kernels_ = nullptr;
   int64_t block_floats_ = 0, floats_ = 0, keys_ = 0, first_row_ = 0;
   float* parts_ = nullptr;
+  bool by_position_ = false;
   std::vector<KeyTask> tasks_;
   std::vector<HeadParts> heads_;
   int64_t heads_used_ = 0;
@@ -158,11 +168,10 @@ void KeySplit::add_row(const AttentionCall& call, KeySpan seen) {
   const auto add = [&](int64_t h, int64_t i) {
     const int64_t begin = std::max(seen.begin, (first + i) * kKeyBlock);
     const int64_t end = std::min(seen.end, (first + i + 1) * kKeyBlock);
-    tasks_.push_back({base + h, first + i, end - begin});
+    tasks_.push_back({base + h, first + i, begin, end - begin});
     keys_ += end - begin;
   };
-  // In the order of addresses, for the sake of the memory.
-  if (std::abs(call.k_head) < std::abs(call.k_cell)) {
+  if (by_position_) {
     for (int64_t i = 0; i < blocks; ++i) {
       for (int64_t h = 0; h < call.heads; ++h) add(h, i);
     }
@@ -183,33 +192,78 @@ int64_t KeySplit::task_at(int64_t keys) const {
   return i;
 }
 
+// Keys or values of a task, or of all heads at its positions.
+MemoryRows KeySplit::rows_of(const KeyTask& task, bool values) const {
+  const AttentionCall& call = *call_;
+  const int64_t size = call.element == Element::kFloat32 ? 4 : 2;
+  const int64_t cell = values ? call.v_cell : call.k_cell;
+  const int64_t head = by_position_ ? 0 : task.pair % call.heads;
+  const int64_t first = (first_row_ + task.pair / call.heads) *
+                            (values ? call.v_row : call.k_row) +
+                        head * (values ? call.v_head : call.k_head) +
+                        task.begin * cell;
+  return {.first =
+              static_cast<const char*>(values ? call.v : call.k) + size * first,
+          .rows = task.keys,
+          .step = size * cell,
+          .bytes = size * call.head_dim * (by_position_ ? call.heads : 1)};
+}
+
+// What task i asks for. Head by head: its own values, then the keys of the
+// task after it. If the heads of a position lie together: its share of the
+// keys and values of all heads in the block after its own.
+MemoryAhead KeySplit::memory_ahead(int64_t i, int64_t end) const {
+  if (call_->ring > 0) return {};
+  if (!by_position_) {
+    return {joined(rows_of(tasks_[i], true)),
+            i + 1 < end ? joined(rows_of(tasks_[i + 1], false)) : MemoryRows{}};
+  }
+  const int64_t head = tasks_[i].pair % call_->heads;
+  const int64_t next = i + call_->heads - head;  // head 0 of the block after it
+  if (next >= end) return {};
+  const auto share = [&](bool values) {
+    MemoryRows rows = rows_of(tasks_[next], values);
+    const int64_t first = rows.rows * head / call_->heads;
+    rows.first += first * rows.step;
+    rows.rows = rows.rows * (head + 1) / call_->heads - first;
+    return joined(rows);
+  };
+  return {share(false), share(true)};
+}
+
+// A thread's first keys: nobody asked for them.
+void KeySplit::ask_first(const KeyTask& task) const {
+  if (call_->ring > 0) return;
+  for (const bool values : {false, true}) {
+    if (values && !by_position_) continue;
+    const MemoryRows rows = rows_of(task, values);
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      for (int64_t at = 0; at < rows.bytes; at += 64) {
+        __builtin_prefetch(rows.first + r * rows.step + at);
+      }
+    }
+  }
+}
+
 void KeySplit::run_tasks(int64_t begin, int64_t end) {
   const AttentionCall& call = *call_;
   void* scratch = thread_scratch(kernels_->scratch_bytes(call, call.tokens));
   static thread_local std::vector<int64_t> done;  // tasks, per head
   done.assign(static_cast<size_t>(heads_used_), 0);
-  const size_t element = call.element == Element::kFloat32 ? 4 : 2;
   const auto range_of = [&](int64_t pair) {
     return QueryRange{.row = first_row_ + pair / call.heads,
                       .head = pair % call.heads,
                       .first = 0,
                       .tokens = call.tokens};
   };
+  if (begin < end) ask_first(tasks_[begin]);
   for (int64_t i = begin; i < end; ++i) {
     const KeyTask& task = tasks_[i];
     const HeadParts& head = heads_[task.pair];
-    const void* next = nullptr;
-    if (i + 1 < end && call.ring == 0) {
-      const QueryRange then = range_of(tasks_[i + 1].pair);
-      next = static_cast<const char*>(call.k) +
-             static_cast<int64_t>(element) *
-                 (then.row * call.k_row + then.head * call.k_head +
-                  tasks_[i + 1].block * kKeyBlock * call.k_cell);
-    }
     kernels_->part(
         call, range_of(task.pair), task.block,
         parts_ + head.offset + (task.block - head.first_block) * block_floats_,
-        next, scratch);
+        memory_ahead(i, end), scratch);
     ++done[task.pair];
   }
   // Once per head and thread, not once per task: the counters are shared.
@@ -229,6 +283,8 @@ int64_t KeySplit::run(const AttentionCall& call,
   call_ = &call;
   kernels_ = &kernels;
   first_row_ = first_row;
+  // Memory likes to be read in the order of its addresses.
+  by_position_ = call.k_head < call.k_cell && call.v_head < call.v_cell;
   block_floats_ = call.tokens * call.group * kernels.part_floats(call);
   tasks_.clear();
   floats_ = keys_ = heads_used_ = 0;
