@@ -131,6 +131,7 @@ Transformer::Impl::Impl(ModelConfig of,
   row_exact = loader.row_exact();
   source->release_pages();
   trim_heap();
+  if (options.progress) options.progress(1.0);
 }
 
 Tensor Transformer::Impl::checked_ids(const Tensor& ids) const {
