@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -127,13 +128,15 @@ inline std::string bytes_of(const Checkpoint& from) {
   return all;
 }
 
-// Every value that a cache holds, its lengths and its restore points.
+// Every value that a cache holds, its lengths and its restore points, as a
+// short text: equal texts for equal bytes.
 inline std::string picture(const Cache& cache) {
   std::string all;
   for (int64_t row = 0; row < cache.spec().rows; ++row) {
-    all += bytes_of(cache.checkpoint(row)) + '|';
-    all += std::to_string(
-        cache.checkpoint(row).points.size());  // a mark is a change
+    const Checkpoint held = cache.checkpoint(row);
+    all += std::to_string(held.length) + " tokens, " +
+           std::to_string(held.points.size()) + " points, bytes " +
+           std::to_string(std::hash<std::string>{}(bytes_of(held))) + "; ";
   }
   return all;
 }
