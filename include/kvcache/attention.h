@@ -11,19 +11,27 @@ namespace kvcache {
 
 struct AttendOptions {
   std::optional<double> scale = {};  // of q . k; empty: 1 / sqrt(D)
-  Role role = Role::kPrefill;  // picks the kernel; the bits are the same
+  Role role = Role::kPrefill;        // picks the kernel; the bits are the same
 };
 
 // softmax(q k^T * scale) v over the keys that `view` shows to each query.
 // `q` is [B, Hq, T, D] in the view's dtype, any strides with a dense last
-// dimension; query head h reads key/value head h / (Hq / H). Returns
-// [B, Hq, T, D], a transposed view of dense [B, T, Hq, D].
+// dimension, as K and V; query head h reads key/value head h / (Hq / H).
+// Returns [B, Hq, T, D], a transposed view of dense [B, T, Hq, D]; a query that
+// sees nothing gets 0. No gradient flows through it.
 //
 // Row-exact on the CPU: partial results over fixed blocks of keys, counted from
 // position 0 of the row, merged in a fixed order. The bits of a query depend on
 // its own q and visible keys only: not on threads, neighbours, padding, storage
-// order, capacity, or how many queries come along.
-// float32 and bfloat16; accumulates in float32. Throws for other dtypes.
+// order, ring, capacity, or how many queries come along; and on the CPU level
+// (KVCACHE_CPU_LEVEL: portable, avx2, avx512, avx512_bf16; default the highest
+// that the machine has). Cells that no query sees may hold NaN.
+//
+// float32 and bfloat16; accumulates in float32. With avx512_bf16, weights of a
+// bfloat16 call are rounded to bfloat16.
+// Errors: TypeError for other dtypes, NotImplementedError for other devices and
+// storage formats, ValueError for shapes and for limits beyond the cells.
+// Cost: one allocation, the result; scratch is kept per thread.
 Tensor attend(const Tensor& q, const KvView& view,
               const AttendOptions& options = {});
 
