@@ -2,6 +2,8 @@
 
 #include "text_output.h"
 
+#include <vector>
+
 namespace kvcache::model {
 
 TextOutput::TextOutput(const TokenizerPtr& tokenizer,
@@ -9,12 +11,15 @@ TextOutput::TextOutput(const TokenizerPtr& tokenizer,
                        const std::vector<std::string>& stop, const Hook& hook)
     : hook_(hook) {
   if (!tokenizer) return;
-  decoder_.emplace(tokenizer, prompt);
+  known_ids_ = tokenizer->vocab_size();
+  std::vector<int64_t> known(prompt.begin(), prompt.end());
+  std::erase_if(known, [&](int64_t id) { return id >= known_ids_; });
+  decoder_.emplace(tokenizer, known);
   stops_.emplace(stop);
 }
 
 std::string TextOutput::push(int64_t id) {
-  if (!decoder_) return {};
+  if (!decoder_ || id >= known_ids_) return {};
   std::string text = stops_->push(decoder_->push(id));
   show(text);
   return text;

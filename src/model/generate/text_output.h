@@ -11,7 +11,8 @@
 namespace kvcache::model {
 
 // Decoding, stop strings and the text hook of one generation. Without a
-// tokenizer it does nothing.
+// tokenizer it does nothing. An id that the tokenizer lacks gives no text:
+// models pad their vocabularies, and a padding id may be sampled.
 class TextOutput {
  public:
   using Hook = std::function<void(std::string_view)>;
@@ -32,6 +33,7 @@ class TextOutput {
  private:
   void show(std::string_view text);
 
+  int64_t known_ids_ = 0;  // of the tokenizer
   std::optional<StreamDecoder> decoder_;
   std::optional<StopStrings> stops_;
   const Hook& hook_;

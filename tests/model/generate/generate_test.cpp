@@ -217,6 +217,22 @@ TEST_P(GenerateTest, EveryDeclaredEndTokenStops) {
   }
 }
 
+// Models pad their vocabularies: Qwen2.5 has 151936 ids, its tokenizer 151665.
+TEST_P(GenerateTest, AnIdThatTheTokenizerLacksGivesNoText) {
+  const auto model = FakeModel::scripted(8, 100, 2, {1, 6, 2, 7});
+  const auto cache = cache_for(*model);
+  const auto tokenizer =
+      std::make_shared<FakeTokenizer>(std::vector<std::string>{"a", "b", "c"});
+  std::string streamed;
+  const auto result =
+      generate(*model, cache.get(), std::vector<int64_t>{0, 5},
+               {.max_new_tokens = 4, .tokenizer = tokenizer, .stop = {"x"}},
+               {.on_text = [&](std::string_view text) { streamed += text; }});
+  EXPECT_THAT(result.tokens, ElementsAre(1, 6, 2, 7));
+  EXPECT_EQ(result.text, "bc");
+  EXPECT_EQ(streamed, "bc");
+}
+
 // K101: nothing of a stop string is shown, wherever token borders lie.
 struct StopCase {
   std::vector<std::string> stop;
