@@ -25,7 +25,7 @@ enum class EarlyStop : uint8_t {
 };
 
 struct BeamOptions {
-  int64_t beams = 4;                           // b, at least 1
+  int64_t beams = 4;                           // b, 1 to 65536
   std::optional<int64_t> max_new_tokens = {};  // as in GenerateOptions
   double length_penalty = 1;  // scores are divided by new tokens ^ this
   EarlyStop early_stop = EarlyStop::kHeuristic;

@@ -13,6 +13,9 @@
 namespace kvcache::model {
 namespace {
 
+// Far above any use; below, products of it fit in 64 bits.
+constexpr int64_t kMostBeams = 1 << 16;
+
 // One more token on one open beam.
 struct Candidate {
   double score = 0;  // sum of log-probabilities
@@ -34,9 +37,9 @@ struct OpenBeam {
 void check_arguments(const LanguageModel& model, const Cache* cache,
                      std::span<const int64_t> prompt,
                      const BeamOptions& options) {
-  TORCH_CHECK_VALUE(options.beams >= 1,
-                    "[beam_search] beams must be at least 1 but got ",
-                    options.beams, ".");
+  TORCH_CHECK_VALUE(options.beams >= 1 && options.beams <= kMostBeams,
+                    "[beam_search] beams must be 1 to ", kMostBeams,
+                    " but got ", options.beams, ".");
   TORCH_CHECK_VALUE(std::isfinite(options.length_penalty),
                     "[beam_search] length_penalty must be a number but got ",
                     options.length_penalty, ".");
@@ -69,9 +72,10 @@ class Search {
                       .context = effective_context(
                           "beam_search", model, options.context, options.chunk),
                       .cache = cache});
-    if (options.ignore_eos) return;
-    const auto declared = model.end_tokens();
-    ends_.insert(ends_.end(), declared.begin(), declared.end());
+    if (!options.ignore_eos) {
+      const auto declared = model.end_tokens();
+      ends_.insert(ends_.end(), declared.begin(), declared.end());
+    }
     std::sort(ends_.begin(), ends_.end());
     ends_.erase(std::unique(ends_.begin(), ends_.end()), ends_.end());
   }

@@ -147,6 +147,19 @@ TEST(BeamSearchTest, AnEndTokenFinishesABeam) {
   }
 }
 
+TEST(BeamSearchTest, StopTokensInAnyOrderEndABeamThatIgnoresEos) {
+  const auto model = FakeModel::scripted(12, 60, kPrompt.size(), {4, 5, 6});
+  for (const int64_t stop : {9, 5, 1}) {
+    const auto beams = beam_search(*model, nullptr, kPrompt,
+                                   {.beams = 1,
+                                    .max_new_tokens = 3,
+                                    .stop_tokens = {9, stop, 5, 1},
+                                    .ignore_eos = true});
+    EXPECT_THAT(beams[0].tokens, ElementsAre(4, 5));
+    EXPECT_EQ(beams[0].finish_reason, FinishReason::kStop);
+  }
+}
+
 TEST(BeamSearchTest, LeavesTheOpenBeamsInTheCache) {
   const auto model = FakeModel::hashed(20, 60);
   const auto cache = make_cache(CacheKind::kConcat, *model, {.rows = 3});
@@ -171,7 +184,10 @@ TEST(BeamSearchTest, RefusesBadArgumentsBeforeAnyWork) {
     return error_text([&] { beam_search(*model, nullptr, kPrompt, options); });
   };
   EXPECT_EQ(refused({.beams = 0}),
-            "[beam_search] beams must be at least 1 but got 0.");
+            "[beam_search] beams must be 1 to 65536 but got 0.");
+  EXPECT_EQ(refused({.beams = int64_t{1} << 62}),
+            "[beam_search] beams must be 1 to 65536 but got "
+            "4611686018427387904.");
   EXPECT_EQ(refused({.max_new_tokens = 8}),
             "[beam_search] prompt of 3 tokens and 8 new ones exceed the "
             "context of 10 tokens; ask for at most 7 new ones.");
