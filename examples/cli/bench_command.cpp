@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <stdexcept>
 
 #include "examples/cli/commands.h"
 #include "examples/cli/engine.h"
@@ -99,6 +100,16 @@ void run(const Options& options) {
   }
   Progress progress;
   const Engine engine = load_engine(options.model, progress, false);
+  const int64_t most = engine.model->context_length();
+  const int64_t context = std::min(options.model.context.value_or(most), most);
+  for (const int64_t length : lengths) {  // before a prompt is made up
+    if (length >= context || options.decode >= context - length) {
+      throw std::runtime_error(
+          "a prompt of " + std::to_string(length) + " tokens and " +
+          std::to_string(options.decode) + " decoded ones exceed the context" +
+          " of " + std::to_string(context) + " tokens; give smaller --lengths");
+    }
+  }
   for (const int64_t length : lengths) {
     write_speed(options, engine, length, measure(options, engine, length));
   }
@@ -119,9 +130,11 @@ void add_bench(CLI::App& app) {
   command
       ->add_option("--decode", options->decode,
                    "tokens to decode after each prompt")
+      ->check(not_whole<int64_t>)
       ->capture_default_str()
       ->type_name("N");
   command->add_option("--repeat", options->repeat, "runs; the best one counts")
+      ->check(not_whole<int64_t>)
       ->capture_default_str()
       ->type_name("N");
   command->add_flag("--json", options->json, "one JSON object on each line");

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <exception>
+#include <iostream>
+#include <stdexcept>
 #include <string>
 
 #include "examples/cli/commands.h"
@@ -57,7 +59,10 @@ int run(int argc, char** argv) {
     check_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help and --version
-    return app.exit(help);
+    const int status = app.exit(help);
+    if (std::cout.flush()) return status;
+    return report(std::runtime_error("standard output cannot be written"),
+                  kFailed);
   } catch (const CLI::ParseError& error) {
     return report(error, kUsage);
   } catch (const UsageError& error) {

@@ -14,6 +14,10 @@
 namespace kvcache::cli {
 namespace {
 
+// More than the cores of any machine; beyond, threads cannot be started and
+// LibTorch ends the process.
+constexpr int kMostThreads = 1024;
+
 // Longer than any model's context in bytes, short of filling the memory.
 constexpr size_t kMaxTextBytes = 256 << 20;
 
@@ -64,6 +68,11 @@ void ModelOptions::check() const {
   cache_kind();
   check_device(device);
   check_at_least_one("--threads", threads);
+  if (threads && *threads > kMostThreads) {
+    throw UsageError("--threads must be at most " +
+                     std::to_string(kMostThreads) + " but got " +
+                     std::to_string(*threads));
+  }
   check_at_least_one("--context", context);
   check_at_least_one("--chunk", chunk);
 }
@@ -84,6 +93,7 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->capture_default_str()
       ->type_name("TYPE");
   command.add_option("--threads", options.threads, "default: one a core")
+      ->check(not_whole<int>)
       ->type_name("N");
   command.add_option("--device", options.device, "cpu")
       ->capture_default_str()
@@ -97,8 +107,10 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       .add_option("--context", options.context,
                   "most tokens of prompt and answer; default: what the request "
                   "needs, up to the model's context")
+      ->check(not_whole<int64_t>)
       ->type_name("N");
   command.add_option("--chunk", options.chunk, "tokens of a prefill step")
+      ->check(not_whole<int64_t>)
       ->capture_default_str()
       ->type_name("N");
 }
@@ -120,6 +132,7 @@ void add_text_options(CLI::App& command, TextOptions& options) {
   command
       .add_option("--max-new-tokens", options.max_new_tokens,
                   "default: 256, or as many as fit")
+      ->check(not_whole<int64_t>)
       ->type_name("N");
   command
       .add_option("--temperature", sampling.temperature,
@@ -129,6 +142,7 @@ void add_text_options(CLI::App& command, TextOptions& options) {
   command
       .add_option("--top-k", sampling.top_k,
                   "draw from the K most likely tokens; 0: from all")
+      ->check(not_whole<int64_t>)
       ->type_name("K");
   command
       .add_option("--top-p", sampling.top_p,
@@ -149,6 +163,7 @@ void add_text_options(CLI::App& command, TextOptions& options) {
         return text.starts_with('-') ? "must be at least 0 but got " + text
                                      : std::string();
       })
+      ->check(not_whole<uint64_t>)
       ->type_name("S");
   command
       .add_option("--stop", options.stop,

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,6 +44,18 @@ struct TextOptions {
 };
 
 void add_text_options(CLI::App& command, TextOptions& options);
+
+// For check(): what is wrong with `text` as a T, empty if nothing. By itself
+// CLI11 takes the nearest number for one out of range, and 010 for 8.
+template <typename T>
+std::string not_whole(const std::string& text) {
+  T value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && stop == end) return {};
+  return "must be a whole number up to " +
+         std::to_string(std::numeric_limits<T>::max()) + " but got " + text;
+}
 
 // "1,2,3"; throws UsageError for anything else.
 std::vector<int64_t> parse_tokens(const std::string& text);

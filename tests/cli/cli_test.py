@@ -2,12 +2,14 @@
 
 import json
 import signal
+import subprocess
 import time
 import unittest
 
 from program import (
     CACHES,
     LLAMA,
+    PROGRAM,
     TALKER,
     ProgramTest,
     edit_json,
@@ -55,6 +57,16 @@ class HelpTest(ProgramTest):
         self.assertRegex(out.decode(), r"^kvcache \d+\.\d+\.\d+ on LibTorch \d")
 
 
+    def test_output_that_cannot_be_written(self):
+        for args in (("--help",), ("--version",), tiny("score", LLAMA, "--tokens", "1,2")):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run(
+                    [PROGRAM, *args], stdout=full, stderr=subprocess.PIPE, check=False
+                )
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(b"standard output cannot be written", done.stderr)
+
+
 class UsageTest(ProgramTest):
     def test_command_line(self):
         for args, text in (
@@ -88,11 +100,16 @@ class UsageTest(ProgramTest):
     def test_numbers_out_of_range(self):
         for option, value, text in (
             ("--threads", "0", "--threads must be at least 1 but got 0"),
+            ("--threads", "1025", "--threads must be at most 1024 but got 1025"),
+            ("--threads", "2147483648", "up to 2147483647 but got 2147483648"),
             ("--chunk", "0", "--chunk must be at least 1 but got 0"),
             ("--context", "-5", "--context must be at least 1 but got -5"),
             ("--max-new-tokens", "0", "--max-new-tokens must be at least 1 but got 0"),
             ("--max-new-tokens", "-1", "--max-new-tokens must be at least 1 but got -1"),
             ("--max-new-tokens", "many", "--max-new-tokens"),
+            ("--max-new-tokens", "9223372036854775808", "but got 9223372036854775808"),
+            ("--max-new-tokens", "010 ", "must be a whole number"),
+            ("--top-k", "18446744073709551616", "but got 18446744073709551616"),
             ("--temperature", "-1", "temperature must be a number of at least 0 but got -1"),
             ("--temperature", "nan", "temperature must be a number of at least 0 but got"),
             ("--temperature", "inf", "temperature must be a number of at least 0 but got inf"),
@@ -102,6 +119,7 @@ class UsageTest(ProgramTest):
             ("--min-p", "-0.5", "min_p must be between 0 and 1 but got -0.5"),
             ("--repetition-penalty", "0", "repetition_penalty must be above 0 but got 0"),
             ("--seed", "-1", "--seed: must be at least 0 but got -1"),
+            ("--seed", "18446744073709551616", "but got 18446744073709551616"),
             ("--stop", "", "--stop must not be empty"),
             ("--logprobs", "-1", "--logprobs must be at least 0 but got -1"),
         ):
@@ -487,6 +505,12 @@ class BenchTest(ProgramTest):
     def test_usage(self):
         self.assert_error(2, *tiny("bench", LLAMA, "--lengths", "0"), text="--lengths")
         self.assert_error(2, *tiny("bench", LLAMA, "--repeat", "0"), text="--repeat")
+        for lengths, decode in (("9999999999999", "1"), ("2", "9223372036854775807"), ("120", "8")):
+            self.assert_error(
+                1,
+                *tiny("bench", LLAMA, "--lengths", lengths, "--decode", decode),
+                text=(f"a prompt of {lengths} tokens and {decode} decoded ones", "context of 128"),
+            )
 
 
 if __name__ == "__main__":
