@@ -30,6 +30,10 @@ const nlohmann::json& missing() {
 
 nlohmann::json parse_json_object(std::string_view text,
                                  const std::string& source) {
+  // The parser takes a zero byte for the end and does not look behind it.
+  TORCH_CHECK(text.find('\0') == text.npos, "[load_tokenizer] ", source,
+              ": must be JSON but byte ", text.find('\0'),
+              " is zero; fetch the file again.");
   nlohmann::json document;
   std::string problem;
   try {

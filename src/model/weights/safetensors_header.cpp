@@ -12,6 +12,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <unordered_set>
 
@@ -256,6 +257,11 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> file,
   TORCH_CHECK(length > 0 && text[0] == '{', "[safetensors] ", path,
               ": the header of ", length,
               " bytes must be a JSON object; this is no safetensors file.");
+  // The parser takes a zero byte for the end and does not look behind it.
+  const auto zero = std::string_view(text, length).find('\0');
+  TORCH_CHECK(zero == std::string_view::npos, "[safetensors] ", path,
+              ": the header is damaged: byte ", zero,
+              " is zero; fetch the file again.");
   SafetensorsHeader header;
   header.data_offset = kLengthBytes + length;
   HeaderReader reader(path, header);

@@ -32,6 +32,10 @@ std::string in_quotes(std::string_view text) {
 }
 
 json parse_strict_json(std::string_view text, const std::string& path) {
+  // nlohmann takes a zero byte for the end and does not look behind it.
+  TORCH_CHECK(text.find('\0') == text.npos, "[parse_strict_json] ", path,
+              " must be JSON but byte ", text.find('\0'),
+              " is zero; fetch the file again.");
   // nlohmann keeps the last of two equal keys without a word, so the keys of
   // the objects that are open are kept here.
   std::vector<std::set<std::string>> open;

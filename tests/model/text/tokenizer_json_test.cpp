@@ -148,6 +148,10 @@ TEST(TokenizerJson, WhatIsNoJsonIsRefused) {
   const std::string deep(1'000'000, '[');
   EXPECT_THAT(error_of([&] { make_json_tokenizer(deep); }),
               HasSubstr("must be JSON but"));
+  EXPECT_THAT(error_of([&] {
+                make_json_tokenizer(small().dump() + std::string("\0{", 2));
+              }),
+              HasSubstr("must be JSON but byte "));
   json nested = json::parse(R"({"type": "ByteLevel"})");
   for (int i = 0; i < 1000; ++i) {
     nested = json{{"type", "Sequence"}, {"pretokenizers", {nested}}};

@@ -256,6 +256,8 @@ TEST_F(ConfigJson, WhatIsNotSupportedIsNamed) {
 TEST_F(ConfigJson, ADamagedFileIsAnError) {
   EXPECT_THAT(error("{"), HasSubstr("must be JSON but got"));
   EXPECT_THAT(error("[]"), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(error(sized("llama", "") + std::string("\0{", 2)),
+              HasSubstr("must be JSON but byte "));
   EXPECT_THAT(error(R"({"model_type": "llama", "model_type": "gpt2"})"),
               HasSubstr("key \"model_type\" stands twice in one object"));
   EXPECT_THAT(error(R"({"a":)" + std::string(100'000, '[')),

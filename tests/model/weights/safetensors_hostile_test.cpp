@@ -109,6 +109,12 @@ TEST(HostileSafetensors, OffsetsOfTheWrongForm) {  // K80
               HasSubstr("the number \"99999999999999999999999\""));
 }
 
+TEST(HostileSafetensors, TextBehindAZeroByte) {
+  EXPECT_EQ(error_of(offsets("[0,8]") + std::string("\0}", 2), 8),
+            "[safetensors] f: the header is damaged: byte 54 is zero; fetch "
+            "the file again.");
+}
+
 TEST(HostileSafetensors, OffsetsOutOfTheFile) {  // K80
   EXPECT_EQ(error_of(offsets("[8,4]"), 8),
             "[safetensors] f: tensor \"t\" must lie in bytes 0 to 8 but "
