@@ -84,6 +84,9 @@ void check_tensors(const Tensor& q, const KvView& view) {
       "] Long on ", q.device(), " but got ", describe(limits), ".");
 }
 
+// Beyond, block numbers times their size would not be an int64.
+constexpr int64_t kMostTokens = int64_t{1} << 62;
+
 // Every visible key must lie in a cell that exists.
 void check_ranges(const AttentionCall& call, const KvView& view) {
   const int64_t cells = view.k.size(2);
@@ -105,8 +108,9 @@ void check_ranges(const AttentionCall& call, const KvView& view) {
       const int64_t seen = view.ring > 0 && view.sliding > 0
                                ? std::min(limit, view.sliding)
                                : limit;
-      TORCH_CHECK_VALUE(limit >= 0 && seen <= most, "[attend] query ", t,
-                        " of row ", b, " must see at most the ", most,
+      TORCH_CHECK_VALUE(limit >= 0 && limit <= kMostTokens && seen <= most,
+                        "[attend] query ", t, " of row ", b,
+                        " must see at most the ", most,
                         view.ring > 0 ? " keys of the ring" : " cells it may",
                         " but its limit is ", limit, ".");
     }
@@ -121,6 +125,9 @@ constexpr int64_t kFewTokens = 32;
 
 Tensor attend(const Tensor& q, const KvView& view,
               const AttendOptions& options) {
+  if (q.is_neg()) {  // kernels read memory, where the sign is not
+    return attend(q.resolve_neg(), view, options);
+  }
   check_tensors(q, view);
   const int64_t B = q.size(0), Hq = q.size(1), T = q.size(2), D = q.size(3);
   const double scale =

@@ -2,6 +2,7 @@
 #include "kvcache/cache.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -70,6 +71,10 @@ CacheSpec checked(CacheSpec spec) {
       at::isFloatingType(conv_dtype),
       "[Cache::Cache] conv_dtype must be a floating type but got ",
       dtype_text(conv_dtype), "; set CacheSpec::conv_dtype.");
+  TORCH_CHECK_VALUE(c10::impl::hasDeviceGuardImpl(spec.device.type()),
+                    "[Cache::Cache] device must be one that this program "
+                    "links but got ",
+                    spec.device, "; link LibTorch's half for it, or use cpu.");
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     check_layer(static_cast<size_t>(spec.first_layer) + i, spec.layers[i]);
   }
@@ -312,8 +317,10 @@ void Cache::reorder(std::span<const int64_t> rows) {
 
 void Cache::repeat_rows(int64_t times) {
   impl_->check_idle("repeat_rows");
-  TORCH_CHECK_VALUE(times >= 1,
-                    "[Cache::repeat_rows] times must be >= 1 but got ", times,
+  constexpr int64_t kMostRows = int64_t{1} << 24;
+  TORCH_CHECK_VALUE(times >= 1 && times <= kMostRows / impl_->spec.rows,
+                    "[Cache::repeat_rows] times must be in [1, ",
+                    kMostRows / impl_->spec.rows, "] but got ", times,
                     "; every row is kept at least once.");
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < impl_->spec.rows; ++row) {

@@ -122,8 +122,8 @@ Step Cache::begin_step(const StepSpec& spec) {
     const int64_t length = impl.lengths[step.first_row + row];
     const int64_t count = step.count[row];
     TORCH_CHECK(count <= capacity() - length, "[Cache::begin_step] row ",
-                step.first_row + row, " would need slots ", length, "..",
-                length + count, " but capacity is ", capacity(),
+                step.first_row + row, " would need slots [", length, ", ",
+                length + count, ") but capacity is ", capacity(),
                 "; truncate() first or raise CacheSpec::capacity.");
     step.start[row] = length;
     step.longest = std::max(step.longest, length + count);
@@ -249,7 +249,9 @@ const KvView& Step::update(int64_t layer, const Tensor& k, const Tensor& v) {
   at::NoGradGuard no_grad;
   const size_t local = impl.local("Step::update", layer);
   step.done[local] = false;  // a write that throws leaves the layer out
-  cache_->do_write(step, view, k, v);
+  // Kinds copy memory, where the sign of a lazily negated tensor is not.
+  cache_->do_write(step, view, k.is_neg() ? k.resolve_neg() : k,
+                   v.is_neg() ? v.resolve_neg() : v);
   step.done[local] = true;
   return view;
 }

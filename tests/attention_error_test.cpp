@@ -139,6 +139,12 @@ TEST(AttendErrors, Ranges) {
             "but its limit is 6.");
   c.view.sliding = 5;
   EXPECT_EQ(refusal<c10::ValueError>(c), "");
+  const Tensor fair = c.view.limits.clone();
+  c.view.limits.fill_(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(refusal<c10::ValueError>(c),
+            "[attend] query 0 of row 0 must see at most the 5 keys of the ring "
+            "but its limit is 9223372036854775807.");
+  c.view.limits.copy_(fair);
   c.view.sliding = -1;
   EXPECT_EQ(refusal<c10::ValueError>(c),
             "[attend] view.sliding must be 0 or more but got -1.");

@@ -141,7 +141,7 @@ TEST(PreallocatedCache, B4OverflowAndDtype) {
   step_of(cache, 1, 3);
   const std::string held = bytes_of(cache.storage()[0].k);
   EXPECT_EQ(error_of([&] { step_of(cache, 7, 2); }),
-            "[Cache::begin_step] row 0 would need slots 3..5 but capacity is "
+            "[Cache::begin_step] row 0 would need slots [3, 5) but capacity is "
             "4; truncate() first or raise CacheSpec::capacity.");
   {
     Step step = cache.begin_step();

@@ -15,7 +15,7 @@ namespace {
 
 struct Options {
   ModelOptions model;
-  std::string lengths = "32,512,2000";
+  std::optional<std::string> lengths;  // empty: those of 32,512,2000 that fit
   int64_t decode = 64;
   int64_t repeat = 3;
   bool json = false;
@@ -91,7 +91,7 @@ void run(const Options& options) {
                      std::to_string(options.decode) + " and " +
                      std::to_string(options.repeat));
   }
-  const auto lengths = parse_tokens(options.lengths);
+  auto lengths = parse_tokens(options.lengths.value_or("32,512,2000"));
   for (const int64_t length : lengths) {
     if (length < 1) {
       throw UsageError("--lengths must be at least 1 but got " +
@@ -102,6 +102,11 @@ void run(const Options& options) {
   const Engine engine = load_engine(options.model, progress, false);
   const int64_t most = engine.model->context_length();
   const int64_t context = std::min(options.model.context.value_or(most), most);
+  if (!options.lengths) {
+    std::erase_if(lengths, [&](int64_t length) {
+      return length != lengths.front() && length >= context - options.decode;
+    });
+  }
   for (const int64_t length : lengths) {  // before a prompt is made up
     if (length >= context || options.decode >= context - length) {
       throw std::runtime_error(
@@ -124,8 +129,8 @@ void add_bench(CLI::App& app) {
   add_model_options(*command, options->model);
   command
       ->add_option("--lengths", options->lengths,
-                   "prompt lengths in tokens, one line each")
-      ->capture_default_str()
+                   "prompt lengths in tokens, one line each; default: those "
+                   "of 32,512,2000 that fit")
       ->type_name("N,...");
   command
       ->add_option("--decode", options->decode,

@@ -26,7 +26,10 @@ std::optional<std::string> next_line(bool person) {
   std::string line;
   do {
     if (person) write_out("> ");
-    if (!std::getline(std::cin, line)) return std::nullopt;
+    if (!std::getline(std::cin, line)) {
+      if (person) write_out("\n");  // the shell's prompt gets its own line
+      return std::nullopt;
+    }
     if (!line.empty() && line.back() == '\r') line.pop_back();
   } while (line.empty());
   return line;
@@ -64,6 +67,7 @@ void run(const Options& options) {
     chat.add("user", *line);
     const auto tokens = chat.tokens();
     model::GenerateHooks hooks{.stop = interrupt.begin_work()};
+    hooks.on_prefill = progress.of_prompt();
     if (!options.json) hooks.on_text = write_out;
     const auto result = conversation.generate(tokens, generate, hooks);
     if (options.json) {

@@ -99,7 +99,8 @@ const model::Tokenizer& tokenizer_of(const Engine& engine, const char* why) {
   if (!engine.tokenizer) {
     throw std::runtime_error(
         std::string("the model has no tokenizer, which ") + why +
-        " needs; give --tokens, or put tokenizer.json into its folder");
+        " needs; put its tokenizer.json into the folder, or use `generate "
+        "--tokens`");
   }
   return *engine.tokenizer;
 }
@@ -175,11 +176,14 @@ std::string summary(const model::GenerateResult& result,
                     const ModelOptions& options, const Cache* cache) {
   const model::GenerateTimings& timings = result.timings;
   std::string text =
-      std::to_string(timings.prefill_tokens) + " tokens in" +
+      std::to_string(timings.prefill_tokens) +
+      (timings.prefill_tokens == 1 ? " token in" : " tokens in") +
       formatted(" (%.0f tok/s), ", timings.prefill_tokens_per_second()) +
       std::to_string(result.tokens.size()) + " out" +
-      formatted(" (%.1f tok/s), ", timings.decode_tokens_per_second()) +
-      std::string(model::to_string(result.finish_reason)) + "; cache " +
+      (timings.decode_steps > 0
+           ? formatted(" (%.1f tok/s)", timings.decode_tokens_per_second())
+           : std::string()) +
+      ", " + std::string(model::to_string(result.finish_reason)) + "; cache " +
       options.cache;
   if (!cache) return text;
   const auto bytes = static_cast<double>(cache->memory().total().reserved);

@@ -36,6 +36,9 @@ void Options::check() const {
     throw UsageError("--logprobs must be at least 0 but got " +
                      std::to_string(*log_probs));
   }
+  if (log_probs && !json) {
+    throw UsageError("--logprobs are part of the JSON; give --json too");
+  }
 }
 
 std::vector<int64_t> prompt_tokens(const Options& options, const Engine& engine,
@@ -64,11 +67,7 @@ Json best_json(const model::GenerateResult& result) {
 model::GenerateHooks hooks(const Options& options, Progress& progress,
                            const std::stop_token& stop) {
   model::GenerateHooks hooks{.stop = stop};
-  hooks.on_prefill = [&progress](int64_t done, int64_t total) {
-    progress.show("reading the prompt",
-                  static_cast<double>(done) / static_cast<double>(total));
-    if (done == total) progress.clear();
-  };
+  hooks.on_prefill = progress.of_prompt();
   if (!options.json) hooks.on_text = write_out;
   return hooks;
 }
@@ -81,7 +80,10 @@ void write_result(const Options& options, std::span<const int64_t> prompt,
       write_out("\n");
     else
       write_out(Json(result.tokens).dump() + "\n");
-    write_error_line(summary(result, options.model, cache));
+    write_error_line(summary(result, options.model, cache) +
+                     (options.text.sampling.temperature > 0
+                          ? ", seed " + std::to_string(result.seed)
+                          : std::string()));
     return;
   }
   Json json = result_json(prompt, result, options.model, cache, engine.load_ms);
@@ -142,6 +144,7 @@ void add_generate(CLI::App& app) {
   command
       ->add_option("--logprobs", options->log_probs,
                    "with --json: also the N most likely tokens at each place")
+      ->check(not_whole<int64_t>)
       ->type_name("N");
   command->add_flag("--json", options->json, "one JSON object on one line");
   command->footer(

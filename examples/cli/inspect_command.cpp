@@ -149,7 +149,7 @@ void add_inspect(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("inspect", "what is in a model, without running it");
-  command->add_option("path", options->path, "a folder or a .gguf file")
+  command->add_option("path,--model", options->path, "a folder or a .gguf file")
       ->required()
       ->type_name("PATH");
   command->add_flag("--json", options->json, "one JSON object on one line");

@@ -53,6 +53,15 @@ void Progress::show(std::string_view what, double fraction) {
   std::fflush(stderr);
 }
 
+std::function<void(int64_t, int64_t)> Progress::of_prompt() {
+  constexpr const char* kWhat = "reading the prompt";
+  show(kWhat, 0);  // the first step can take seconds
+  return [this](int64_t done, int64_t total) {
+    show(kWhat, static_cast<double>(done) / static_cast<double>(total));
+    if (done == total) clear();
+  };
+}
+
 void Progress::clear() {
   if (shown_.empty()) return;
   shown_.clear();
@@ -104,7 +113,10 @@ void Interrupt::watch(const std::stop_token& done) {
 void Interrupt::received() {
   const std::scoped_lock lock(mutex_);
   // All that was worked out has been written and flushed.
-  if (!working_) _exit(0);
+  if (!working_) {
+    if (isatty(STDIN_FILENO) == 1) std::fputs("\n", stderr);
+    _exit(0);
+  }
   if (!source_.request_stop()) _exit(kInterruptedStatus);
 }
 

@@ -1,6 +1,8 @@
 // terminal.h - what goes to a person's terminal and what comes from it.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <mutex>
 #include <stop_token>
 #include <string>
@@ -23,6 +25,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void show(std::string_view what, double fraction);
+  // Shows that a prompt is being read, from now on; for on_prefill hooks.
+  std::function<void(int64_t done, int64_t total)> of_prompt();
   void clear();
 
  private:

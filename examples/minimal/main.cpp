@@ -1,4 +1,6 @@
 // The README's snippet: text from a model file, through a cache.
+#include <c10/util/Exception.h>
+
 #include <iostream>
 
 #include "kvcache/model/generate.h"
@@ -23,6 +25,9 @@ int main(int argc, char** argv) try {
                {.on_text = [](auto text) { std::cout << text << std::flush; }});
 
   std::cout << '\n' << cache.describe() << '\n';
+} catch (const c10::Error& error) {  // what() would add a backtrace
+  std::cerr << "minimal: " << error.what_without_backtrace() << '\n';
+  return 1;
 } catch (const std::exception& error) {
   std::cerr << "minimal: " << error.what() << '\n';
   return 1;

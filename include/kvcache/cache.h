@@ -73,7 +73,7 @@ class Cache {
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it
   void mark();  // a restore point in every row, if there are states
   void mark(int64_t row);
-  void reset();  // no tokens, same memory, same addresses
+  void reset();  // no tokens; in-place kinds keep memory and addresses
   void reset(int64_t row);
   // Row i becomes what rows[i] was. Another row count: new memory, new epoch.
   void reorder(std::span<const int64_t> rows);

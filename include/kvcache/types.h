@@ -45,7 +45,8 @@ struct CacheSpec {
   int64_t rows = 1;  // B
   std::optional<int64_t> capacity =
       {};  // most tokens a row holds; empty: no bound
-  std::optional<int64_t> max_step = {};  // largest T; empty: the capacity
+  std::optional<int64_t> max_step =
+      {};  // largest T, for kinds with static shapes
   at::ScalarType dtype = at::kBFloat16;  // of K and V
   std::optional<at::ScalarType> conv_dtype =
       {};  // of conv inputs; empty: dtype

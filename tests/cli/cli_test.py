@@ -76,7 +76,7 @@ class UsageTest(ProgramTest):
             (("generate", "--model", LLAMA, "--tokens", "1", "--loud"), "--loud"),
             (("generate", "--model"), "--model"),
             (("score", "--model", LLAMA), "--tokens"),
-            (("inspect",), "path"),
+            (("inspect",), "--model"),
             (("tokenize", "--model", TALKER), "exactly one of --text and --text-file"),
         ):
             self.assert_error(2, *args, text=text)
@@ -122,6 +122,7 @@ class UsageTest(ProgramTest):
             ("--seed", "18446744073709551616", "but got 18446744073709551616"),
             ("--stop", "", "--stop must not be empty"),
             ("--logprobs", "-1", "--logprobs must be at least 0 but got -1"),
+            ("--logprobs", "2", "--logprobs are part of the JSON; give --json too"),
         ):
             self.assert_error(
                 2, "generate", "--model", LLAMA, "--tokens", "1", option, value, text=text
@@ -418,6 +419,7 @@ class TokenizeTest(ProgramTest):
 class InspectTest(ProgramTest):
     def test_json(self):
         found = run_json("inspect", TALKER)
+        self.assertEqual(found, run_json("inspect", "--model", TALKER))
         self.assertEqual(
             list(found), ["path", "format", "config", "tensors", "tokenizer", "cache"]
         )

@@ -106,11 +106,11 @@ TEST_P(ErrorsTest, LiveRange) {
 
 TEST_P(ErrorsTest, Overflow) {
   refuses_step({.tokens = 4},
-               "[Cache::begin_step] row 0 would need slots 3..7 but capacity "
+               "[Cache::begin_step] row 0 would need slots [3, 7) but capacity "
                "is 6; truncate() first or raise CacheSpec::capacity.");
   const std::vector<int64_t> counts{0, 5};
   refuses_step({.tokens = 5, .count = counts},
-               "[Cache::begin_step] row 1 would need slots 2..7 but capacity "
+               "[Cache::begin_step] row 1 would need slots [2, 7) but capacity "
                "is 6; truncate() first or raise CacheSpec::capacity.");
   // Padding counts too: no size may wrap.
   const std::vector<int64_t> one{1, 1};
@@ -275,7 +275,8 @@ TEST_P(ErrorsTest, ArgumentsOfVerbs) {
       "[Cache::reorder] row must be in [0, 2) but got 2; use a row of this "
       "cache.");
   refuses([&] { cache->repeat_rows(0); },
-          "[Cache::repeat_rows] times must be >= 1 but got 0; every row is "
+          "[Cache::repeat_rows] times must be in [1, 8388608] but got 0; every "
+          "row is "
           "kept at least once.");
   const auto no_row = [&](const std::string& verb, const auto& call) {
     for (const int64_t row : {int64_t{-1}, int64_t{2}, kMost, kLeast}) {

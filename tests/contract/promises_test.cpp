@@ -54,7 +54,7 @@ TEST_P(PromiseTest, OverflowIsJudgedOnLiveTokens) {
   const std::string held = picture(*cache);
   const uint64_t epoch = cache->address_epoch();
   EXPECT_EQ(error_of([&] { auto step = cache->begin_step({.tokens = 3}); }),
-            "[Cache::begin_step] row 0 would need slots 4..7 but capacity is "
+            "[Cache::begin_step] row 0 would need slots [4, 7) but capacity is "
             "6; truncate() first or raise CacheSpec::capacity.");
   EXPECT_EQ(picture(*cache), held);
   EXPECT_EQ(cache->address_epoch(), epoch);

@@ -44,6 +44,11 @@ TEST(SpecErrors, Numbers) {
             "[Cache::Cache] capacity must be >= 1 but got 0; set "
             "CacheSpec::capacity.");
   spec = good();
+  spec.device = at::Device("cuda:0");
+  EXPECT_EQ(refusal(spec),
+            "[Cache::Cache] device must be one that this program links but got "
+            "cuda:0; link LibTorch's half for it, or use cpu.");
+  spec = good();
   spec.max_step = 0;
   EXPECT_EQ(refusal(spec),
             "[Cache::Cache] max_step must be >= 1 but got 0; set "

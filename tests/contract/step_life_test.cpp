@@ -1,4 +1,5 @@
 // The life of a step: begin, the numbers it gives, commit, abandon, move.
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/full.h>
 
 #include "tests/support/toy_contract.h"
@@ -123,6 +124,25 @@ TEST_P(StepLifeTest, MovesAndAssignments) {
 }
 
 // Steps over a row range leave the other rows alone, states included.
+// A lazily negated tensor shows -x over memory that holds x.
+TEST_P(StepLifeTest, StoresWhatANegatedTensorShows) {
+  const std::unique_ptr<Cache> cache = make();
+  std::vector<int64_t> layers;
+  for (size_t i = 0; i < cache->spec().layers.size(); ++i) {
+    if (std::holds_alternative<AttentionLayer>(cache->spec().layers[i])) {
+      layers.push_back(static_cast<int64_t>(i));
+    }
+  }
+  const auto& layer = std::get<AttentionLayer>(cache->spec().layers[layers[0]]);
+  Step step = cache->begin_step();
+  const Tensor ones = at::full({rows, layer.heads, 1, layer.head_dim}, 1,
+                               at::TensorOptions().dtype(cache->spec().dtype));
+  const KvView& seen = step.update(cache->spec().first_layer + layers[0],
+                                   at::_neg_view(ones), at::_neg_view(ones));
+  EXPECT_EQ(seen.k.narrow(2, 0, 1).min().item<float>(), -1);
+  EXPECT_EQ(seen.v.narrow(2, 0, 1).max().item<float>(), -1);
+}
+
 TEST_P(StepLifeTest, RowRangesLeaveOtherRowsAlone) {
   const std::unique_ptr<Cache> cache = make();
   std::vector<Ids> held(rows);

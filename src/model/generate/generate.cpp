@@ -46,7 +46,7 @@ void check_options(const LanguageModel& model, const GenerateOptions& options) {
                     *options.log_probs, ".");
   TORCH_CHECK_VALUE(options.stop.empty() || options.tokenizer,
                     "[generate] stop strings need a tokenizer but there is "
-                    "none; give stop_tokens instead.");
+                    "none; end at token ids (stop_tokens) instead.");
   check_ids("generate", options.stop_tokens, model.vocab_size());
 }
 
