@@ -19,12 +19,15 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include "kvcache/attention.h"
+#include "kvcache/concat_cache.h"
+#include "kvcache/preallocated_cache.h"
 
 namespace {
 
@@ -136,22 +139,32 @@ class Probe {
 
 enum Layout { kHeadMajor, kPositionMajor };
 
-Tensor cells(int64_t length, Layout layout, at::ScalarType dtype) {
+// What the last `tokens` of `length` tokens read in each of `layers` layers of
+// a cache: head-major in ConcatCache, position-major in PreallocatedCache.
+std::vector<KvView> views_of(int64_t layers, int64_t length, int64_t tokens,
+                             Layout layout, at::ScalarType dtype) {
+  const kvcache::AttentionLayer layer{.heads = kHeads, .head_dim = kHeadDim};
+  const kvcache::CacheSpec spec{
+      .capacity = length,
+      .dtype = dtype,
+      .layers = std::vector<kvcache::LayerSpec>(layers, layer)};
+  std::unique_ptr<kvcache::Cache> cache;
   if (layout == kHeadMajor) {
-    return at::randn({1, kHeads, length, kHeadDim}, dtype);
+    cache = std::make_unique<kvcache::ConcatCache>(spec);
+  } else {
+    cache = std::make_unique<kvcache::PreallocatedCache>(spec);
   }
-  return at::randn({1, length, kHeads, kHeadDim}, dtype).transpose(1, 2);
-}
-
-KvView view_of(int64_t length, int64_t tokens, Layout layout,
-               at::ScalarType dtype) {
-  KvView view;
-  view.k = cells(length, layout, dtype);
-  view.v = cells(length, layout, dtype);
-  view.limits =
-      at::arange(length - tokens + 1, length + 1, at::kLong).unsqueeze(0);
-  view.window = length;
-  return view;
+  std::vector<KvView> views;  // they keep the memory when the cache is gone
+  kvcache::Step step = cache->begin_step({.tokens = length});
+  for (int64_t i = 0; i < layers; ++i) {
+    views.push_back(
+        step.update(i, at::randn({1, kHeads, length, kHeadDim}, dtype),
+                    at::randn({1, kHeads, length, kHeadDim}, dtype)));
+    views.back().limits =
+        at::arange(length - tokens + 1, length + 1, at::kLong).unsqueeze(0);
+  }
+  step.commit();
+  return views;
 }
 
 Tensor queries(int64_t tokens, at::ScalarType dtype) {
@@ -163,10 +176,8 @@ void decode(benchmark::State& state, at::ScalarType dtype) {
   const c10::InferenceMode inference;
   const int64_t length = state.range(0);
   const auto layout = static_cast<Layout>(state.range(1));
-  std::vector<KvView> layers;
-  for (int64_t i = 0; i < kLayers; ++i) {
-    layers.push_back(view_of(length, 1, layout, dtype));
-  }
+  const std::vector<KvView> layers =
+      views_of(kLayers, length, 1, layout, dtype);
   const Tensor q = queries(1, dtype);
   // LibTorch at its best: the group as rows of one head, K and V read once.
   const Tensor rows = q.view({1, kHeads, kGroup, kHeadDim});
@@ -212,7 +223,7 @@ void decode(benchmark::State& state, at::ScalarType dtype) {
 void prefill(benchmark::State& state, at::ScalarType dtype) {
   const c10::InferenceMode inference;
   const int64_t length = state.range(0);
-  const KvView view = view_of(length, length, kPositionMajor, dtype);
+  const KvView view = views_of(1, length, length, kPositionMajor, dtype)[0];
   const Tensor q = queries(length, dtype);
   std::vector<double> ours, torch;
   for (auto _ : state) {
