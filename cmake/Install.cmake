@@ -47,3 +47,7 @@ install(FILES
   cmake/ModelDependencies.cmake
   DESTINATION "${package_dir}")
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+if(TARGET kvcache_chat)  # its archive holds the template engine
+  install(FILES third_party/jinja/LICENSE
+    DESTINATION "${CMAKE_INSTALL_DOCDIR}" RENAME LICENSE.jinja)
+endif()

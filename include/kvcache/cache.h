@@ -94,7 +94,10 @@ class Cache {
   MemoryReport memory() const;
   std::vector<std::string> validate() const;  // broken invariants; empty: sound
 
- protected:  // Arguments are checked; Cache does lengths, order and states.
+ protected:
+  // For kinds: K/V storage only. Arguments are checked; Cache does lengths, the
+  // order of calls and states. Those with `= 0` are what every kind needs, the
+  // others are for kinds with static windows, rings or recorded steps.
   enum class States : uint8_t { kCopy, kSwap };  // kSwap: addresses may move
   Cache(CacheSpec spec, States states);
   void raise_epoch() noexcept;

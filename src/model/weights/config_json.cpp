@@ -296,6 +296,11 @@ void read_special_tokens(const std::filesystem::path& folder,
          Section(document, second.string()).integers("eos_token_id"))
       declared.emplace_back(second.string(), id);
   }
+  constexpr size_t kMostEnds = 1024;
+  TORCH_CHECK(declared.size() <= kMostEnds, "[config_from_json] ",
+              declared.back().first, ": eos_token_id must name at most ",
+              kMostEnds, " tokens but there are ", declared.size(),
+              "; correct the file.");
   const auto usable = [&](const std::string& path, const char* key,
                           int64_t id) {
     TORCH_CHECK(id >= 0, "[config_from_json] ", path, ": ", key,

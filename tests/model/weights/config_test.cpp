@@ -191,6 +191,11 @@ TEST_F(ConfigJson, EndTokensOutsideTheVocabularyAreDroppedWithAWarning) {
               HasSubstr("eos_token_id must not be negative but is -1"));
   EXPECT_THAT(error(sized("llama", R"(, "eos_token_id": "5")")),
               HasSubstr("key eos_token_id must be a whole number but is"));
+  std::string many = "0";
+  for (int i = 0; i < 1024; ++i) many += ",0";
+  EXPECT_THAT(error(sized("llama", ", \"eos_token_id\": [" + many + "]")),
+              HasSubstr("eos_token_id must name at most 1024 tokens but there "
+                        "are 1025; correct the file."));
 }
 
 TEST_F(ConfigJson, NumbersThatContradictAreNamed) {  // K85
