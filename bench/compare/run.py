@@ -22,7 +22,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 OURS = (
     f"{HERE.parents[1] / 'build/release/bin/kvcache'} bench --json"
-    " --model {model} --dtype {dtype} --context {context}"
+    " --model {model} --dtype {dtype} --lengths {context}"
 )
 SPEEDS = ("decode_tokens_per_second", "prefill_tokens_per_second")
 PROBE_BYTES = 512 * 2**20  # beyond every cache
