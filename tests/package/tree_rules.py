@@ -31,7 +31,8 @@ def tracked_files(root):
         names = listed.stdout.split("\0")
     else:  # an archive without its history
         names = [str(p.relative_to(root)) for p in root.rglob("*")
-                 if not p.relative_to(root).parts[0].startswith("build")]
+                 if not p.relative_to(root).parts[0].startswith("build")
+                 and p.relative_to(root).parts[0] != ".git"]
     return [n for n in names if n and (root / n).is_file()
             and not n.startswith("third_party/")]
 
