@@ -1,12 +1,10 @@
 // The verbs that copy: fork, checkpoint, restore, plain tensors, and reports.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 
 #include "cache_impl.h"
 #include "kvcache/cache.h"

@@ -1,8 +1,6 @@
 // Byte counts of what types.h describes.
 #include "kvcache/types.h"
 
-#include <set>
-
 #include "storage.h"
 
 namespace kvcache {
