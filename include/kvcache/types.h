@@ -25,6 +25,7 @@ struct AttentionLayer {
   int64_t heads = 0;     // H, key/value heads
   int64_t head_dim = 0;  // D
   int64_t sliding = 0;   // sees only its last `sliding` keys; 0: all of them
+  int64_t sinks = 0;     // with sliding: sees the first `sinks` keys as well
   bool operator==(const AttentionLayer&) const = default;
 };
 
@@ -69,8 +70,9 @@ struct StepSpec {
 enum class KvFormat : uint8_t { kPlain };
 
 // What attention reads. Query (b, t) sees positions [max(0, n - sliding), n),
-// n = limits[b, t] (sliding 0: from 0). n = 0 sees nothing and gives 0.
-// Position p lies in cell p % ring (ring 0: cell p), through `blocks` if paged.
+// n = limits[b, t] (sliding 0: from 0), and [0, min(sinks, n)). n = 0 sees
+// nothing and gives 0. Position p lies in cell p; with a ring, from `sinks` on,
+// in cell sinks + (p - sinks) % ring. Through `blocks` if paged.
 struct KvView {
   Tensor k, v;              // kPlain: [B, H, S, D], any strides with dense D
   Tensor k_scale, v_scale;  // [B, H, S, D / group]; undefined: not quantised
@@ -80,7 +82,8 @@ struct KvView {
   Tensor mask;              // [B, 1, T, window] bool, if a kernel needs one
   int64_t window = 0;       // every visible cell is below it; fixed in a graph
   int64_t sliding = 0;
-  int64_t ring = 0;
+  int64_t sinks = 0;  // first positions that stay visible beside `sliding`
+  int64_t ring = 0;   // cells that positions from `sinks` on take in turn
   bool uniform = false;  // equal lengths, nothing dead: plain causal will do
   KvFormat format = KvFormat::kPlain;
 };

@@ -111,7 +111,10 @@ TEST(TokenizerSpeed, LongTextsTakeUnderASecondWithSentencePiece) {
   }
 }
 
-TEST(TokenizerSpeed, TenTimesTheTextTakesAboutTenTimesAsLong) {
+// Ten times the text takes ten times as long, a quadratic loop a hundred times.
+// Between them there is room for a processor that changes its speed.
+TEST(TokenizerSpeed, TenTimesTheTextIsFarFromAHundredTimesAsLong) {
+  constexpr double kBetween = 50;
   const TokenizerPtr tokenizer = family_tokenizer("gpt2");
   const std::string text = repeat("a", 10 * kLong);
   const auto best_of_three = [&](size_t size) {
@@ -122,7 +125,7 @@ TEST(TokenizerSpeed, TenTimesTheTextTakesAboutTenTimesAsLong) {
     }
     return best;
   };
-  EXPECT_LT(best_of_three(10 * kLong), 15 * best_of_three(kLong));
+  EXPECT_LT(best_of_three(10 * kLong), kBetween * best_of_three(kLong));
 }
 
 }  // namespace
