@@ -87,6 +87,18 @@ void check_tensors(const Tensor& q, const KvView& view) {
 // Beyond, block numbers times their size would not be an int64.
 constexpr int64_t kMostTokens = int64_t{1} << 62;
 
+void check_sinks(const KvView& view) {
+  TORCH_CHECK_VALUE(view.sinks >= 0 && view.sinks <= kernels::kKeyBlock,
+                    "[attend] view.sinks must be within [0, ",
+                    kernels::kKeyBlock, "] but got ", view.sinks, ".");
+  TORCH_CHECK_VALUE(view.sinks == 0 || view.sliding > 0,
+                    "[attend] view.sinks must be 0 without a sliding window "
+                    "but got ",
+                    view.sinks,
+                    "; set view.sliding, or leave sinks out: without it every "
+                    "key is seen anyway.");
+}
+
 // Every visible key must lie in a cell that exists.
 void check_ranges(const AttentionCall& call, const KvView& view) {
   const int64_t cells = view.k.size(2);
@@ -96,23 +108,31 @@ void check_ranges(const AttentionCall& call, const KvView& view) {
   TORCH_CHECK_VALUE(view.sliding >= 0,
                     "[attend] view.sliding must be 0 or more but got ",
                     view.sliding, ".");
+  check_sinks(view);
   TORCH_CHECK_VALUE(view.ring >= 0 && view.ring <= cells,
                     "[attend] view.ring must be within [0, ", cells,
                     "], the cells of view.k, but got ", view.ring, ".");
+  TORCH_CHECK_VALUE(view.ring == 0 || view.sinks + view.ring <= cells,
+                    "[attend] view.k must have cells for view.sinks and "
+                    "view.ring but got ",
+                    cells, " for ", view.sinks, " and ", view.ring, ".");
   const int64_t readable = view.window > 0 ? view.window : cells;
   const int64_t most = view.ring > 0 ? view.ring : readable;
+  const char* beside_sinks =
+      view.ring > 0 && view.sinks > 0 ? " beside the sinks" : "";
   for (int64_t b = 0; b < call.rows; ++b) {
     for (int64_t t = 0; t < call.tokens; ++t) {
       const int64_t limit =
           call.limits[b * call.limits_row + t * call.limits_token];
-      const int64_t seen = view.ring > 0 && view.sliding > 0
-                               ? std::min(limit, view.sliding)
-                               : limit;
+      const int64_t seen =
+          view.ring > 0 && view.sliding > 0
+              ? std::min(std::max<int64_t>(limit, 0) - view.sinks, view.sliding)
+              : limit;
       TORCH_CHECK_VALUE(limit >= 0 && limit <= kMostTokens && seen <= most,
                         "[attend] query ", t, " of row ", b,
                         " must see at most the ", most,
                         view.ring > 0 ? " keys of the ring" : " cells it may",
-                        " but its limit is ", limit, ".");
+                        beside_sinks, " but its limit is ", limit, ".");
     }
   }
 }
@@ -151,7 +171,8 @@ Tensor attend(const Tensor& q, const KvView& view,
   call.limits_token = view.limits.stride(1);
   call.rows = B, call.heads = view.k.size(1), call.group = Hq / call.heads;
   call.tokens = T, call.head_dim = D;
-  call.sliding = view.sliding, call.ring = view.ring;
+  call.sliding = view.sliding, call.sinks = view.sinks;
+  call.ring = view.ring;
   call.scale = static_cast<float>(scale * std::numbers::log2e);
   check_ranges(call, view);
 

@@ -154,6 +154,38 @@ TEST(AttendErrors, Ranges) {
             "[attend] scale must be finite but got inf.");
 }
 
+TEST(AttendErrors, Sinks) {
+  AttentionCase c = good();
+  c.view.sinks = 2;
+  EXPECT_EQ(refusal<c10::ValueError>(c),
+            "[attend] view.sinks must be 0 without a sliding window but got 2; "
+            "set view.sliding, or leave sinks out: without it every key is "
+            "seen anyway.");
+  c.view.sliding = 2;
+  EXPECT_EQ(refusal<c10::ValueError>(c), "");
+  for (const int64_t sinks : {-1, 129}) {
+    c.view.sinks = sinks;
+    EXPECT_EQ(refusal<c10::ValueError>(c),
+              c10::str("[attend] view.sinks must be within [0, 128] but got ",
+                       sinks, "."));
+  }
+  c.view.sinks = 2;
+  c.view.ring = 5;
+  EXPECT_EQ(refusal<c10::ValueError>(c),
+            "[attend] view.k must have cells for view.sinks and view.ring but "
+            "got 6 for 2 and 5.");
+  c.view.ring = 4;
+  c.view.limits.fill_(1000);
+  EXPECT_EQ(refusal<c10::ValueError>(c), "");
+  c.view.ring = 1;
+  c.view.limits.fill_(3);
+  EXPECT_EQ(refusal<c10::ValueError>(c), "");
+  c.view.limits.fill_(4);
+  EXPECT_EQ(refusal<c10::ValueError>(c),
+            "[attend] query 0 of row 0 must see at most the 1 keys of the ring "
+            "beside the sinks but its limit is 4.");
+}
+
 TEST(CpuLevel, IsSupportedAndHasAName) {
   EXPECT_TRUE(kernels::cpu_supports(kernels::CpuLevel::kPortable));
   EXPECT_TRUE(kernels::cpu_supports(kernels::cpu_level()));

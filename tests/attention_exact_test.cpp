@@ -119,19 +119,46 @@ TEST(AttendExact, SlidingWindowsOfEverySize) {
   });
 }
 
+TEST(AttendExact, SinksOfEveryNumber) {
+  on_every_level([](at::ScalarType dtype) {
+    for (const int64_t sinks : {1, 2, 3, 16, 63, 127, 128}) {
+      for (const int64_t prefix : {0, 120, 240}) {
+        SCOPED_TRACE(c10::str(sinks, " sinks, prefix ", prefix));
+        const AttentionCase c = make_case({.heads = 2,
+                                           .group = 3,
+                                           .prefix = prefix,
+                                           .tokens = 30,
+                                           .sliding = 50,
+                                           .sinks = sinks,
+                                           .dtype = dtype});
+        const Tensor whole = attend(c.q, c.view);
+        EXPECT_TRUE(at::equal(whole, in_chunks(c, 1, Role::kDecode)));
+        EXPECT_TRUE(at::equal(whole, in_chunks(c, 7, Role::kDecode)));
+        EXPECT_TRUE(at::equal(whole, in_chunks(c, 11, Role::kPrefill)));
+      }
+    }
+  });
+}
+
 TEST(AttendExact, ThreadCount) {
   on_every_level([](at::ScalarType dtype) {
     const AttentionCase prefill = make_case(
         {.rows = 2, .heads = 3, .group = 3, .tokens = 150, .dtype = dtype});
     const AttentionCase step = make_case(
         {.rows = 2, .heads = 3, .group = 3, .prefix = 700, .dtype = dtype});
-    std::vector<Tensor> prefilled, decoded;
+    AttentionCase sinks = step;
+    sinks.view.sliding = 400;
+    sinks.view.sinks = 70;
+    std::vector<Tensor> prefilled, decoded, with_sinks;
     for (const int threads : {1, 2, 3, 5}) {
       const ThreadCount count(threads);
       prefilled.push_back(attend(prefill.q, prefill.view));
       decoded.push_back(decode(step.q, step.view));
       EXPECT_TRUE(at::equal(prefilled.front(), prefilled.back())) << threads;
       EXPECT_TRUE(at::equal(decoded.front(), decoded.back())) << threads;
+      with_sinks.push_back(decode(sinks.q, sinks.view));
+      with_sinks.push_back(attend(sinks.q, sinks.view));
+      EXPECT_TRUE(at::equal(with_sinks.front(), with_sinks.back())) << threads;
     }
   });
 }
@@ -173,31 +200,34 @@ TEST(AttendExact, NeighboursAndPadding) {
 
 TEST(AttendExact, StorageOrderCapacityAndRing) {
   on_every_level([](at::ScalarType dtype) {
-    const AttentionShape shape = {.rows = 2,
-                                  .heads = 2,
-                                  .group = 3,
-                                  .prefix = 290,
-                                  .tokens = 5,
-                                  .sliding = 140,
-                                  .dtype = dtype};
-    const AttentionCase plain = make_case(shape);
-    const Tensor expected = attend(plain.q, plain.view);
-    for (const bool position_major : {false, true}) {
-      for (const int64_t capacity : {295, 296, 512, 1000}) {
-        for (const int64_t ring : {0, 144, 145, 200, 256, 295}) {
-          AttentionShape other = shape;
-          other.position_major = position_major;
-          other.capacity = capacity;
-          other.ring = ring;
-          AttentionCase c = plain;
-          c.view.k = store(other, plain.view.k);
-          c.view.v = store(other, plain.view.v);
-          c.view.window = 0;
-          c.view.ring = ring;
-          EXPECT_TRUE(at::equal(expected, attend(c.q, c.view)))
-              << position_major << " " << capacity << " " << ring;
-          EXPECT_TRUE(at::equal(expected, decode(c.q, c.view)))
-              << position_major << " " << capacity << " " << ring;
+    for (const int64_t sinks : {0, 3, 128}) {
+      const AttentionShape shape = {.rows = 2,
+                                    .heads = 2,
+                                    .group = 3,
+                                    .prefix = 290,
+                                    .tokens = 5,
+                                    .sliding = 140,
+                                    .sinks = sinks,
+                                    .dtype = dtype};
+      const AttentionCase plain = make_case(shape);
+      const Tensor expected = attend(plain.q, plain.view);
+      for (const bool position_major : {false, true}) {
+        for (const int64_t capacity : {295, 296, 512, 1000}) {
+          for (const int64_t ring : {0, 144, 145, 200, 256, 295}) {
+            AttentionShape other = shape;
+            other.position_major = position_major;
+            other.capacity = capacity;
+            other.ring = ring;
+            AttentionCase c = plain;
+            c.view.k = store(other, plain.view.k);
+            c.view.v = store(other, plain.view.v);
+            c.view.window = 0;
+            c.view.ring = ring;
+            SCOPED_TRACE(
+                c10::str(sinks, " ", position_major, " ", capacity, " ", ring));
+            EXPECT_TRUE(at::equal(expected, attend(c.q, c.view)));
+            EXPECT_TRUE(at::equal(expected, decode(c.q, c.view)));
+          }
         }
       }
     }
@@ -295,6 +325,37 @@ TEST(AttendExact, EarlierTokensBehindTheWindowDoNotMatter) {
   });
 }
 
+// Between the sinks and the window nothing is seen, whatever tile the query is
+// in and whatever its neighbours see.
+TEST(AttendExact, WhatLiesBetweenSinksAndWindowDoesNotMatter) {
+  on_every_level([](at::ScalarType dtype) {
+    for (const int64_t sinks : {1, 5, 64}) {
+      const AttentionCase c = make_case({.heads = 1,
+                                         .group = 3,
+                                         .prefix = 260,
+                                         .tokens = 10,
+                                         .sliding = 50,
+                                         .sinks = sinks,
+                                         .dtype = dtype});
+      const Tensor expected = attend(c.q, c.view);
+      for (int64_t t = 0; t < 10; ++t) {
+        AttentionCase spoilt = c;
+        spoilt.view.k = c.view.k.clone();
+        spoilt.view.v = c.view.v.clone();
+        const int64_t unseen = 260 + t + 1 - 50 - sinks;
+        const double nan = std::numeric_limits<double>::quiet_NaN();
+        spoilt.view.k.narrow(2, sinks, unseen).fill_(nan);
+        spoilt.view.v.narrow(2, sinks, unseen).fill_(nan);
+        for (const Role role : {Role::kPrefill, Role::kDecode}) {
+          const Tensor out = attend(c.q, spoilt.view, {.role = role});
+          EXPECT_TRUE(at::equal(expected.narrow(2, t, 10 - t),
+                                out.narrow(2, t, 10 - t)));
+        }
+      }
+    }
+  });
+}
+
 // Limits in no order: what a tile of queries sees has holes.
 TEST(AttendExact, AnyLimits) {
   on_every_level([](at::ScalarType dtype) {
@@ -304,8 +365,13 @@ TEST(AttendExact, AnyLimits) {
                                  .prefix = 380,
                                  .tokens = 20,
                                  .dtype = dtype});
-    for (const int64_t sliding : {0, 1, 50}) {
+    for (const auto& [sliding, sinks] : {std::pair<int64_t, int64_t>{0, 0},
+                                         {1, 0},
+                                         {50, 0},
+                                         {1, 7},
+                                         {50, 100}}) {
       c.view.sliding = sliding;
+      c.view.sinks = sinks;
       for (int64_t t = 0; t < 20; ++t) {
         c.view.limits.mutable_data_ptr<int64_t>()[t] = t * 7919 % 401;
       }

@@ -106,6 +106,31 @@ TEST_P(Attend, SlidingWindowInFullAndRingStorage) {
   }
 }
 
+// Limits below, at and beyond the sinks; windows that do and do not touch them.
+TEST_P(Attend, SinksInFullAndRingStorage) {
+  for (const int64_t sinks : {1, 4, 127, 128}) {
+    for (const int64_t sliding : {1, 5, 130}) {
+      for (const int64_t ring : {0, 145, 200}) {
+        for (const int64_t prefix : {0, 1, 126, 300}) {
+          SCOPED_TRACE(c10::str(sinks, " sinks, sliding ", sliding, ", ring ",
+                                ring, ", prefix ", prefix));
+          expect_reference(make_case({.rows = 2,
+                                      .heads = 2,
+                                      .group = 2,
+                                      .head_dim = 16,
+                                      .prefix = prefix,
+                                      .tokens = 12,
+                                      .sliding = sliding,
+                                      .sinks = sinks,
+                                      .ring = ring,
+                                      .position_major = ring == 200,
+                                      .dtype = GetParam()}));
+        }
+      }
+    }
+  }
+}
+
 // A ring that has not wrapped, and one that all keys of a row just fill.
 TEST_P(Attend, RingWithoutWindow) {
   expect_reference(make_case({.heads = 2,
@@ -149,25 +174,25 @@ std::vector<int64_t> keys_read(const Tensor& weights) {
   return keys;
 }
 
-AttentionCase one_hot(int64_t prefix, int64_t tokens, int64_t sliding,
-                      at::ScalarType dtype) {
-  const int64_t n = prefix + tokens;
-  AttentionCase c = make_case({.head_dim = n,
-                               .prefix = prefix,
-                               .tokens = tokens,
-                               .sliding = sliding,
-                               .dtype = dtype});
+AttentionCase one_hot(AttentionShape s) {
+  s.head_dim = s.prefix + s.tokens;
+  AttentionCase c = make_case(s);
   c.q = at::zeros_like(c.q);
   c.view.k.zero_();
   c.view.v.zero_();
-  for (int64_t p = 0; p < n; ++p) c.view.v[0][0][p][p].fill_(1);
+  for (int64_t p = 0; p < s.head_dim; ++p) {
+    const int64_t cell = cell_of(p, s.sinks, s.ring);
+    c.view.v[0][0][cell].zero_();  // a ring keeps the newest
+    c.view.v[0][0][cell][p].fill_(1);
+  }
   return c;
 }
 
-// A window of w sees w keys, itself among them, in every role.
+// K59: a window of w sees w keys, itself among them, in every role.
 // huggingface/transformers#39408
 TEST_P(Attend, WindowOfThreeSeesThreeKeys) {
-  const AttentionCase c = one_hot(0, 9, 3, GetParam());
+  const AttentionCase c =
+      one_hot({.tokens = 9, .sliding = 3, .dtype = GetParam()});
   for (const Role role : {Role::kPrefill, Role::kDecode}) {
     const Tensor out = attend(c.q, c.view, {.role = role});
     EXPECT_EQ(keys_read(out[0][0][0]), (std::vector<int64_t>{0}));
@@ -179,11 +204,42 @@ TEST_P(Attend, WindowOfThreeSeesThreeKeys) {
   }
 }
 
+// K59 with sinks, in a prefill and one by one; the window grows out of them. In
+// a ring of its size only the newest query sees all of its window.
+TEST_P(Attend, WindowOfThreeSeesThreeKeysAndTwoSinks) {
+  const std::vector<std::vector<int64_t>> expected = {{0},
+                                                      {0, 1},
+                                                      {0, 1, 2},
+                                                      {0, 1, 2, 3},
+                                                      {0, 1, 2, 3, 4},
+                                                      {0, 1, 3, 4, 5},
+                                                      {0, 1, 4, 5, 6},
+                                                      {0, 1, 5, 6, 7}};
+  for (const Role role : {Role::kPrefill, Role::kDecode}) {
+    const AttentionCase all =
+        one_hot({.tokens = 8, .sliding = 3, .sinks = 2, .dtype = GetParam()});
+    const Tensor out = attend(all.q, all.view, {.role = role});
+    for (int64_t t = 0; t < 8; ++t) {
+      EXPECT_EQ(keys_read(out[0][0][t]), expected[t]);
+      for (const int64_t ring : {0, 3, 5}) {
+        const AttentionCase one = one_hot({.prefix = t,
+                                           .sliding = 3,
+                                           .sinks = 2,
+                                           .ring = ring,
+                                           .dtype = GetParam()});
+        const Tensor single = attend(one.q, one.view, {.role = role});
+        EXPECT_EQ(keys_read(single[0][0][0]), expected[t]) << ring;
+      }
+    }
+  }
+}
+
 // pytorch/pytorch#108108: with more keys than queries, query i of a block sees
 // keys 0..prefix + i.
 TEST_P(Attend, CausalIsAlignedToTheEnd) {
   for (const int64_t tokens : {1, 3}) {
-    const AttentionCase c = one_hot(5, tokens, 0, GetParam());
+    const AttentionCase c =
+        one_hot({.prefix = 5, .tokens = tokens, .dtype = GetParam()});
     for (const Role role : {Role::kPrefill, Role::kDecode}) {
       const Tensor out = attend(c.q, c.view, {.role = role});
       for (int64_t t = 0; t < tokens; ++t) {
@@ -194,38 +250,46 @@ TEST_P(Attend, CausalIsAlignedToTheEnd) {
   }
 }
 
-// Lightning-AI/litgpt#2215: 11 tokens through a window of 4 in one call; the
-// last one changes nothing before it.
+// K62, Lightning-AI/litgpt#2215: 11 tokens through a window of 4 in one call;
+// the last one changes nothing before it.
 TEST_P(Attend, PrefillLongerThanTheWindowIsCausal) {
-  AttentionCase c = make_case({.heads = 2,
-                               .group = 2,
-                               .tokens = 11,
-                               .sliding = 4,
-                               .dtype = GetParam()});
-  expect_reference(c);
-  const Tensor before = attend(c.q, c.view).narrow(2, 0, 10).clone();
-  c.view.k.narrow(2, 10, 1).fill_(3);
-  c.view.v.narrow(2, 10, 1).fill_(-2);
-  EXPECT_TRUE(at::equal(before, attend(c.q, c.view).narrow(2, 0, 10)));
+  for (const int64_t sinks : {0, 2}) {
+    AttentionCase c = make_case({.heads = 2,
+                                 .group = 2,
+                                 .tokens = 11,
+                                 .sliding = 4,
+                                 .sinks = sinks,
+                                 .dtype = GetParam()});
+    expect_reference(c);
+    const Tensor before = attend(c.q, c.view).narrow(2, 0, 10).clone();
+    c.view.k.narrow(2, 10, 1).fill_(3);
+    c.view.v.narrow(2, 10, 1).fill_(-2);
+    EXPECT_TRUE(at::equal(before, attend(c.q, c.view).narrow(2, 0, 10)));
+  }
 }
 
-// trymirai/lalamo#200: a block of 3 after 7 keys, in a window of 4, equals
-// three singles.
+// K64, trymirai/lalamo#200: a block of 3 after 7 keys, in a window of 4, equals
+// three singles; a ring needs two cells more, for what its first query sees.
 TEST_P(Attend, BlockInWindowEqualsSingles) {
-  const AttentionCase c = make_case({.heads = 2,
-                                     .group = 2,
-                                     .prefix = 7,
-                                     .tokens = 3,
-                                     .sliding = 4,
-                                     .dtype = GetParam()});
-  expect_reference(c);
-  const Tensor block = attend(c.q, c.view);
-  for (int64_t t = 0; t < 3; ++t) {
-    AttentionCase one = c;
-    one.q = c.q.narrow(2, t, 1);
-    one.view.limits = c.view.limits.narrow(1, t, 1);
-    EXPECT_TRUE(at::equal(block.narrow(2, t, 1),
-                          attend(one.q, one.view, {.role = Role::kDecode})));
+  for (const auto& [sinks, ring] :
+       {std::pair<int64_t, int64_t>{0, 0}, {0, 6}, {2, 0}, {2, 6}}) {
+    const AttentionCase c = make_case({.heads = 2,
+                                       .group = 2,
+                                       .prefix = 7,
+                                       .tokens = 3,
+                                       .sliding = 4,
+                                       .sinks = sinks,
+                                       .ring = ring,
+                                       .dtype = GetParam()});
+    expect_reference(c);
+    const Tensor block = attend(c.q, c.view);
+    for (int64_t t = 0; t < 3; ++t) {
+      AttentionCase one = c;
+      one.q = c.q.narrow(2, t, 1);
+      one.view.limits = c.view.limits.narrow(1, t, 1);
+      EXPECT_TRUE(at::equal(block.narrow(2, t, 1),
+                            attend(one.q, one.view, {.role = Role::kDecode})));
+    }
   }
 }
 

@@ -21,11 +21,12 @@ struct AttendOptions {
 // sees nothing gets 0. No gradient flows through it.
 //
 // Row-exact on the CPU: partial results over fixed blocks of keys, counted from
-// position 0 of the row, merged in a fixed order. The bits of a query depend on
-// its own q and visible keys only: not on threads, neighbours, padding, storage
-// order, ring, capacity, or how many queries come along; and on the CPU level
-// (KVCACHE_CPU_LEVEL: portable, avx2, avx512, avx512_bf16; default the highest
-// that the machine has). Cells that no query sees may hold NaN.
+// position 0 of the row, sinks in a block of their own before them, merged in a
+// fixed order. The bits of a query depend on its own q and visible keys only:
+// not on threads, neighbours, padding, storage order, ring, capacity, or how
+// many queries come along; and on the CPU level (KVCACHE_CPU_LEVEL: portable,
+// avx2, avx512, avx512_bf16; default the highest that the machine has). Cells
+// that no query sees may hold NaN.
 //
 // float32 and bfloat16; accumulates in float32. With avx512_bf16, weights of a
 // bfloat16 call are rounded to bfloat16.

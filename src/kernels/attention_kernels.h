@@ -13,6 +13,11 @@ namespace kvcache::kernels {
 // order, so this number is part of the arithmetic: another value, other bits.
 constexpr int64_t kKeyBlock = 128;
 
+// The sinks of a query are a block of their own, folded before all others; the
+// others then hold positions from `sinks` on only. That block is never in a
+// ring, so a ring and full storage are cut alike.
+constexpr int64_t kSinkBlock = -1;
+
 enum class Element : uint8_t { kFloat32, kBFloat16 };
 
 // A checked attend() call as plain numbers. Strides count elements.
@@ -29,7 +34,8 @@ struct AttentionCall {
   int64_t limits_row = 0, limits_token = 0;
   int64_t rows = 0, heads = 0, group = 0, tokens = 0, head_dim = 0;
   int64_t sliding = 0;  // 0: none
-  int64_t ring = 0;     // 0: none
+  int64_t sinks = 0;    // first positions that stay seen, at most kKeyBlock
+  int64_t ring = 0;     // cells after those of the sinks; 0: none
   float scale = 0;      // of q . k, times log2(e): weights are powers of 2
 };
 
@@ -64,7 +70,8 @@ struct AttentionKernels {
                int64_t block, float* parts, const MemoryAhead& ahead,
                void* scratch);
   // Merges the partial results of all blocks and writes the output. Block
-  // `first_block` + i of a query lies at parts + i * block_floats.
+  // `first_block` + i of a query lies at parts + i * block_floats; with sinks
+  // kSinkBlock lies at `parts` and the others one place further.
   void (*fold)(const AttentionCall& call, const QueryRange& range,
                int64_t first_block, int64_t block_floats, const float* parts,
                void* scratch);

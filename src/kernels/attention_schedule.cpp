@@ -62,9 +62,10 @@ const AttentionKernels& kernels_of(CpuLevel level) {
 }
 
 // The keys that at least one query of [first, first + tokens) sees lie within
-// [begin, end).
+// [begin, end) or are among the first `sinks`.
 struct KeySpan {
   int64_t begin = 0, end = 0;
+  int64_t sinks = 0;
 };
 
 int64_t limit_of(const AttentionCall& call, int64_t row, int64_t token) {
@@ -72,7 +73,13 @@ int64_t limit_of(const AttentionCall& call, int64_t row, int64_t token) {
 }
 
 int64_t begin_of(const AttentionCall& call, int64_t limit) {
-  return call.sliding > 0 ? std::max<int64_t>(0, limit - call.sliding) : 0;
+  const int64_t begin =
+      call.sliding > 0 ? std::max<int64_t>(0, limit - call.sliding) : 0;
+  return std::max(begin, call.sinks);  // those are apart
+}
+
+int64_t sinks_of(const AttentionCall& call, int64_t limit) {
+  return std::min(call.sinks, limit);
 }
 
 KeySpan keys_seen(const AttentionCall& call, int64_t row, int64_t first,
@@ -80,8 +87,9 @@ KeySpan keys_seen(const AttentionCall& call, int64_t row, int64_t first,
   KeySpan seen;
   for (int64_t t = first; t < first + tokens; ++t) {
     const int64_t limit = limit_of(call, row, t);
-    if (limit == 0) continue;
+    seen.sinks = std::max(seen.sinks, sinks_of(call, limit));
     const int64_t begin = begin_of(call, limit);
+    if (begin >= limit) continue;
     seen.begin = seen.end == 0 ? begin : std::min(seen.begin, begin);
     seen.end = std::max(seen.end, limit);
   }
@@ -114,7 +122,7 @@ struct KeyTask {
 
 // A row and a key/value head whose blocks are folded by whoever is last.
 struct HeadParts {
-  int64_t first_block = 0, blocks = 0;
+  int64_t first_block = 0, tasks = 0;
   int64_t offset = 0;  // of its partial results, in floats
   std::atomic<int64_t> missing{0};
 };
@@ -136,6 +144,7 @@ class KeySplit {
   static constexpr int64_t kMostFloats = 4 << 20;
 
   void add_row(const AttentionCall& call, KeySpan seen);
+  float* parts_of(const KeyTask& task) const;
   void run_tasks(int64_t begin, int64_t end);
   int64_t task_at(int64_t keys) const;
   MemoryRows rows_of(const KeyTask& task, bool values) const;
@@ -156,30 +165,46 @@ class KeySplit {
 void KeySplit::add_row(const AttentionCall& call, KeySpan seen) {
   const int64_t first = seen.begin / kKeyBlock;
   const int64_t blocks = (seen.end + kKeyBlock - 1) / kKeyBlock - first;
+  const int64_t sinks = seen.sinks > 0 ? 1 : 0;  // a block before the first
   const int64_t base = heads_used_;
   for (int64_t h = 0; h < call.heads; ++h) {
     HeadParts& head = heads_[heads_used_++];
     head.first_block = first;
-    head.blocks = blocks;
+    head.tasks = sinks + blocks;
     head.offset = floats_;
-    head.missing.store(blocks, std::memory_order_relaxed);
-    floats_ += blocks * block_floats_;
+    head.missing.store(head.tasks, std::memory_order_relaxed);
+    floats_ += head.tasks * block_floats_;
   }
   const auto add = [&](int64_t h, int64_t i) {
+    if (i < 0) {
+      tasks_.push_back({base + h, kSinkBlock, 0, seen.sinks});
+      keys_ += seen.sinks;
+      return;
+    }
     const int64_t begin = std::max(seen.begin, (first + i) * kKeyBlock);
     const int64_t end = std::min(seen.end, (first + i + 1) * kKeyBlock);
     tasks_.push_back({base + h, first + i, begin, end - begin});
     keys_ += end - begin;
   };
   if (by_position_) {
-    for (int64_t i = 0; i < blocks; ++i) {
+    for (int64_t i = -sinks; i < blocks; ++i) {
       for (int64_t h = 0; h < call.heads; ++h) add(h, i);
     }
   } else {
     for (int64_t h = 0; h < call.heads; ++h) {
-      for (int64_t i = 0; i < blocks; ++i) add(h, i);
+      for (int64_t i = -sinks; i < blocks; ++i) add(h, i);
     }
   }
+}
+
+// Where the partial results of a task go: see AttentionKernels::fold.
+float* KeySplit::parts_of(const KeyTask& task) const {
+  const HeadParts& head = heads_[task.pair];
+  const int64_t place =
+      task.block == kSinkBlock
+          ? 0
+          : task.block - head.first_block + (call_->sinks > 0 ? 1 : 0);
+  return parts_ + head.offset + place * block_floats_;
 }
 
 // The task that `keys` keys of earlier tasks precede.
@@ -259,11 +284,8 @@ void KeySplit::run_tasks(int64_t begin, int64_t end) {
   if (begin < end) ask_first(tasks_[begin]);
   for (int64_t i = begin; i < end; ++i) {
     const KeyTask& task = tasks_[i];
-    const HeadParts& head = heads_[task.pair];
-    kernels_->part(
-        call, range_of(task.pair), task.block,
-        parts_ + head.offset + (task.block - head.first_block) * block_floats_,
-        memory_ahead(i, end), scratch);
+    kernels_->part(call, range_of(task.pair), task.block, parts_of(task),
+                   memory_ahead(i, end), scratch);
     ++done[task.pair];
   }
   // Once per head and thread, not once per task: the counters are shared.
@@ -294,7 +316,7 @@ int64_t KeySplit::run(const AttentionCall& call,
   for (; row < call.rows; ++row) {
     const KeySpan seen = keys_seen(call, row, 0, call.tokens);
     const int64_t floats =
-        ((seen.end - seen.begin) / kKeyBlock + 2) * block_floats_ * call.heads;
+        ((seen.end - seen.begin) / kKeyBlock + 3) * block_floats_ * call.heads;
     if (row > first_row && floats_ + floats > kMostFloats) break;
     add_row(call, seen);
   }
@@ -302,7 +324,7 @@ int64_t KeySplit::run(const AttentionCall& call,
       buffer_.at_least(static_cast<size_t>(floats_) * sizeof(float)));
   // A row that sees nothing has no task: fold writes its zeros.
   for (int64_t i = 0; i < heads_used_; ++i) {
-    if (heads_[i].blocks > 0) continue;
+    if (heads_[i].tasks > 0) continue;
     kernels.fold(call,
                  {.row = first_row + i / call.heads,
                   .head = i % call.heads,
@@ -349,7 +371,10 @@ void split_by_queries(const AttentionCall& call,
       int64_t work = 0;
       for (int64_t i = t; i < t + tokens; ++i) {
         const int64_t limit = limit_of(call, row, i);
-        work += (limit - begin_of(call, limit)) * call.group * call.head_dim;
+        const int64_t keys =
+            std::max<int64_t>(0, limit - begin_of(call, limit)) +
+            sinks_of(call, limit);
+        work += keys * call.group * call.head_dim;
       }
       for (int64_t head = 0; head < call.heads; ++head) {
         tasks.push_back({{row, head, t, tokens}, work});

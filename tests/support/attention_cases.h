@@ -30,6 +30,7 @@ struct AttentionShape {
   int64_t tokens = 1;
   int64_t capacity = 0;  // cells; 0: prefix + tokens
   int64_t sliding = 0;
+  int64_t sinks = 0;
   int64_t ring = 0;
   bool position_major = false;  // storage [B, S, H, D] instead of [B, H, S, D]
   at::ScalarType dtype = at::kFloat;
@@ -51,18 +52,23 @@ inline Tensor empty_cells(const AttentionShape& s, int64_t cells) {
   return at::full({s.rows, s.heads, cells, s.head_dim}, nan, options);
 }
 
+// Where a position lies, as KvView says.
+inline int64_t cell_of(int64_t position, int64_t sinks, int64_t ring) {
+  if (ring == 0 || position < sinks) return position;
+  return sinks + (position - sinks) % ring;
+}
+
 // Keys and values of `all` ([B, H, n, D]) where a view of `s` expects them;
 // whatever no position lies in is NaN.
 inline Tensor store(const AttentionShape& s, const Tensor& all) {
   const int64_t n = all.size(2);
-  const int64_t cells =
-      s.ring > 0 ? std::max(s.ring, s.capacity) : std::max(n, s.capacity);
-  Tensor cell = empty_cells(s, cells);
-  for (int64_t p = s.ring > 0 ? std::max<int64_t>(0, n - s.ring) : 0; p < n;
-       ++p) {
-    cell.select(2, s.ring > 0 ? p % s.ring : p).copy_(all.select(2, p));
+  const int64_t cells = std::max(s.ring > 0 ? s.sinks + s.ring : n, s.capacity);
+  Tensor stored = empty_cells(s, cells);
+  for (int64_t p = 0; p < n; ++p) {
+    if (s.ring > 0 && p >= s.sinks && p < n - s.ring) continue;  // overwritten
+    stored.select(2, cell_of(p, s.sinks, s.ring)).copy_(all.select(2, p));
   }
-  return cell;
+  return stored;
 }
 
 // limits of a causal step: query t sees prefix + t + 1 keys.
@@ -89,8 +95,20 @@ inline AttentionCase make_case(const AttentionShape& s) {
   c.view.limits = causal_limits(s.rows, s.prefix, s.tokens);
   c.view.window = c.view.k.size(2);
   c.view.sliding = s.sliding;
+  c.view.sinks = s.sinks;
   c.view.ring = s.ring;
   return c;
+}
+
+// The positions that a query with this limit sees, ascending.
+inline std::vector<int64_t> positions_seen(const KvView& view, int64_t limit) {
+  std::vector<int64_t> seen;
+  for (int64_t p = 0; p < limit; ++p) {
+    if (view.sliding == 0 || p < view.sinks || p >= limit - view.sliding) {
+      seen.push_back(p);
+    }
+  }
+  return seen;
 }
 
 // The definition, one key at a time, in float64.
@@ -107,16 +125,15 @@ inline Tensor reference_attend(const Tensor& q, const KvView& view,
     for (int64_t h = 0; h < Hq; ++h) {
       const int64_t base = (b * view.k.size(1) + h / group) * cells * D;
       for (int64_t t = 0; t < T; ++t) {
-        const int64_t end = limits.const_data_ptr<int64_t>()[b * T + t];
-        const int64_t begin =
-            view.sliding > 0 ? std::max<int64_t>(0, end - view.sliding) : 0;
+        const std::vector<int64_t> seen =
+            positions_seen(view, limits.const_data_ptr<int64_t>()[b * T + t]);
         const int64_t query = ((b * Hq + h) * T + t) * D;
         const double* qs = q64.const_data_ptr<double>() + query;
         double* o = out.mutable_data_ptr<double>() + query;
         std::vector<double> weight;
         double top = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (int64_t p = begin; p < end; ++p) {
-          const int64_t cell = view.ring > 0 ? p % view.ring : p;
+        for (const int64_t p : seen) {
+          const int64_t cell = cell_of(p, view.sinks, view.ring);
           const double* key = k64.const_data_ptr<double>() + base + cell * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += qs[d] * key[d];
@@ -124,12 +141,10 @@ inline Tensor reference_attend(const Tensor& q, const KvView& view,
           top = std::max(top, weight.back());
         }
         for (double& w : weight) sum += w = std::exp(w - top);
-        for (int64_t p = begin; p < end; ++p) {
-          const int64_t cell = view.ring > 0 ? p % view.ring : p;
+        for (size_t i = 0; i < seen.size(); ++i) {
+          const int64_t cell = cell_of(seen[i], view.sinks, view.ring);
           const double* value = v64.const_data_ptr<double>() + base + cell * D;
-          for (int64_t d = 0; d < D; ++d) {
-            o[d] += weight[p - begin] / sum * value[d];
-          }
+          for (int64_t d = 0; d < D; ++d) o[d] += weight[i] / sum * value[d];
         }
       }
     }
