@@ -26,6 +26,13 @@ void check_layer(size_t number, const LayerSpec& layer) {
         " must have heads >= 1, head_dim >= 1 and sliding >= 0 but got ",
         attention->heads, ", ", attention->head_dim, " and ",
         attention->sliding, "; fix its AttentionLayer.");
+    TORCH_CHECK_VALUE(
+        attention->sinks == 0 ||
+            (attention->sinks > 0 && attention->sliding > 0),
+        "[Cache::Cache] layer ", number,
+        " must have sinks >= 0, and sinks only beside sliding, but got ",
+        attention->sinks, " and sliding ", attention->sliding,
+        "; without sliding every key is seen.");
     return;
   }
   const auto& recurrent = std::get<RecurrentLayer>(layer);
@@ -91,16 +98,28 @@ Cache::Impl::Impl(CacheSpec given, bool may_swap)
     : spec(checked(std::move(given))),
       lengths(static_cast<size_t>(spec.rows), 0),
       points(static_cast<size_t>(spec.rows)),
-      states(spec, may_swap) {
+      states(spec, may_swap),
+      numbers(spec.rows, spec.device, {CellLayout{}}) {
   size_t recurrent = 0;
   for (const LayerSpec& layer : spec.layers) {
     const bool attends = std::holds_alternative<AttentionLayer>(layer);
     index.push_back(attends ? attention_layers++ : recurrent++);
   }
   oldest.assign(lengths.size(), std::vector<int64_t>(attention_layers, 0));
+  layouts = {CellLayout{}};
+  layout_of.assign(attention_layers, 0);
   step.views.resize(attention_layers);
   step.done.resize(spec.layers.size());
   step.conv_done.resize(spec.layers.size());
+}
+
+const AttentionLayer& Cache::Impl::attention_layer(size_t wanted) const {
+  size_t i = 0;
+  while (!std::holds_alternative<AttentionLayer>(spec.layers[i]) ||
+         index[i] != wanted) {
+    ++i;
+  }
+  return std::get<AttentionLayer>(spec.layers[i]);
 }
 
 void Cache::Impl::check_idle(const char* verb) const {
@@ -155,7 +174,13 @@ Cache::Cache(CacheSpec spec, States states)
 Cache::~Cache() = default;
 
 const CacheSpec& Cache::spec() const noexcept { return impl_->spec; }
-std::span<const int64_t> Cache::lengths() const noexcept {
+std::span<const int64_t> Cache::lengths() const {
+  TORCH_CHECK(!impl_->pending && !(impl_->step.open && impl_->step.recorded),
+              "[Cache::lengths] lengths must be known to the host but ",
+              impl_->pending
+                  ? "a replay has not been read back; read its "
+                    "tokens first."
+                  : "this step is recorded; use the step's tensors.");
   return impl_->lengths;
 }
 int64_t Cache::capacity() const noexcept {
@@ -164,12 +189,12 @@ int64_t Cache::capacity() const noexcept {
 uint64_t Cache::address_epoch() const noexcept { return impl_->epoch; }
 void Cache::raise_epoch() noexcept {
   ++impl_->epoch;
-  if (!impl_->step.open) {  // views of the last step keep old memory alive
-    for (KvView& view : impl_->step.views) {
-      view.k = view.v = Tensor();
-    }
-    std::fill(impl_->step.states.begin(), impl_->step.states.end(),
-              StateView{});
+  StepData& step = impl_->step;
+  if (!step.open) {  // what is left of the last step keeps old memory alive
+    std::fill(step.views.begin(), step.views.end(), KvView{});
+    std::fill(step.states.begin(), step.states.end(), StateView{});
+    step.positions = step.limits = step.taken = Tensor();
+    step.cells.clear();
   }
 }
 void Cache::check_idle(const char* verb) const { impl_->check_idle(verb); }
@@ -203,7 +228,7 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     const auto r = static_cast<int64_t>(row);
     RestorePoints& points = impl.points[row];
     const Impl::Cut cut = impl.find_cut(points, targets[row], [&](int64_t n) {
-      return do_holds(r, n) && impl.keeps(impl.oldest[row], n);
+      return impl.keeps(impl.oldest[row], n);
     });
     worsen(result.reason, cut.reason);
     result.replay[row] = targets[row] - cut.length;
@@ -300,11 +325,13 @@ void Cache::reorder(std::span<const int64_t> rows) {
     points.push_back(impl.points[row]);
   }
   RowStates states = impl.states.reordered(rows);
+  StepNumbers numbers = impl.numbers.like(count, impl.layouts);
   do_reorder(rows);  // the last thing that can fail
   const bool resized = count != impl.spec.rows;
   if (resized) {
     impl.states = std::move(states);
     impl.spec.rows = count;
+    impl.numbers = std::move(numbers);
     raise_epoch();
   } else {
     impl.states.copy_from(states);

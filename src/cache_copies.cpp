@@ -49,15 +49,16 @@ void check_contents(const Checkpoint& from, const CacheSpec& spec,
     }
     const bool there = i < from.kv.size() && i < from.first.size();
     const int64_t first = there ? from.first[i] : 0;
+    const int64_t held = std::min(a->sinks, first) + from.length - first;
     for (auto part : {&KvTensors::k, &KvTensors::v}) {
       const Tensor t = there ? from.kv[i].*part : Tensor();
       TORCH_CHECK_VALUE(
           t.defined() && first >= 0 && first <= from.length && t.dim() == 3 &&
-              t.size(0) == a->heads && t.size(1) == from.length - first &&
+              t.size(0) == a->heads && t.size(1) == held &&
               t.size(2) == a->head_dim && t.scalar_type() == spec.dtype,
           "[Cache::restore] K and V of attention layer ", i, " must be [",
-          a->heads, ", ", from.length - first, ", ", a->head_dim, "] ",
-          dtype_text(spec.dtype), " but got ", tensor_text(t),
+          a->heads, ", ", held, ", ", a->head_dim, "] ", dtype_text(spec.dtype),
+          " but got ", tensor_text(t),
           "; use checkpoints as checkpoint() made them.");
     }
     ++i;
@@ -129,16 +130,8 @@ void Cache::export_row(int64_t row, Checkpoint& to) const {
   c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < impl_->attention_layers; ++i) {
-    KvTensors held = do_export(row, static_cast<int64_t>(i));
-    int64_t first = to.length - held.k.size(1);
-    const int64_t oldest = std::min(impl_->oldest[row][i], to.length);
-    if (first < oldest) {  // an earlier import brought no more than that
-      const int64_t drop = oldest - first;
-      held = {held.k.narrow(1, drop, to.length - oldest).clone(),
-              held.v.narrow(1, drop, to.length - oldest).clone()};
-      first = oldest;
-    }
-    to.kv.push_back(std::move(held));
+    const int64_t first = std::min(impl_->oldest[row][i], to.length);
+    to.kv.push_back(do_export(row, static_cast<int64_t>(i), first));
     to.first.push_back(first);
   }
 }
@@ -194,6 +187,7 @@ Truncation Cache::restore(const Checkpoint& from, int64_t row,
   impl.lengths[row] = cut.length;
   if (cut.length > 0) {
     impl.oldest[row] = from.first;
+    impl.raise_floor(row, cut.length);
   }
   if (shrunk) {
     do_shrunk();
@@ -217,16 +211,16 @@ KvTensors Cache::export_kv(int64_t layer) const {
         impl.spec.dtype, impl.spec.device);
   }
   for (int64_t row = 0; row < impl.spec.rows; ++row) {
-    const KvTensors one = do_export(row, index);
-    const int64_t before = impl.lengths[row] - one.k.size(1);
-    const int64_t first =  // an earlier import may have brought no more
-        std::max(before, std::min(impl.oldest[row][index], impl.lengths[row]));
-    const int64_t held = impl.lengths[row] - first;
+    const int64_t length = impl.lengths[row];
+    const int64_t first = std::min(impl.oldest[row][index], length);
+    const int64_t sinks = std::min(attention.sinks, first);
+    const KvTensors one = do_export(row, index, first);
     for (auto part : {&KvTensors::k, &KvTensors::v}) {
-      (all.*part)
-          .select(0, row)
-          .narrow(1, first, held)
-          .copy_((one.*part).narrow(1, first - before, held));
+      const Tensor to = (all.*part).select(0, row);
+      const Tensor& from = one.*part;
+      to.narrow(1, 0, sinks).copy_(from.narrow(1, 0, sinks));
+      to.narrow(1, first, length - first)
+          .copy_(from.narrow(1, sinks, length - first));
     }
   }
   return all;
@@ -274,7 +268,11 @@ void Cache::import_kv(std::span<const KvTensors> layers,
 MemoryReport Cache::memory() const {
   const Impl& impl = *impl_;
   MemoryReport report;
-  report.scales.capacity = report.graphs.capacity = 0;
+  report.scales.capacity = 0;
+  report.graphs = {.used = impl.graph_bytes, .reserved = impl.graph_bytes};
+  if (do_cannot_record() != nullptr) {
+    report.graphs.capacity = 0;
+  }
   const auto live = std::count_if(impl.lengths.begin(), impl.lengths.end(),
                                   [](int64_t n) { return n > 0; });
   impl.states.add_memory(report, live);

@@ -1,9 +1,12 @@
 // What Cache keeps: lengths, states, restore points, the open step.
 #pragma once
 
+#include <limits>
+
 #include "kvcache/cache.h"
 #include "kvcache/detail/step_data.h"
 #include "row_states.h"
+#include "step_numbers.h"
 
 namespace kvcache {
 
@@ -34,6 +37,9 @@ struct Cache::Impl {
   void mark_rows(int64_t first, int64_t end);
   // Rows by length, the longest first: what copies row by row allocates once.
   static std::vector<int64_t> longest_first(std::span<const int64_t> lengths);
+  // Ring storage: once a row reaches up to `end`, older keys are overwritten.
+  void raise_floor(int64_t row, int64_t end);
+  const AttentionLayer& attention_layer(size_t index) const;
   void clear_row(int64_t row) noexcept;
   void set_state(int64_t row, const RestorePoint* point) noexcept;
 
@@ -42,14 +48,24 @@ struct Cache::Impl {
   size_t attention_layers = 0;
   std::vector<int64_t> lengths;       // [B]
   std::vector<RestorePoints> points;  // [B], ascending, position 0 implied
-  // [B][attention layer] first position held; 0 unless a partial import.
+  // [B][attention layer] first position held behind the sinks; 0 unless a ring
+  // went round or a checkpoint brought no more.
   std::vector<std::vector<int64_t>> oldest;
+  std::vector<CellLayout> layouts;  // distinct ones
+  std::vector<size_t> layout_of;    // of each attention layer
+  int64_t most_live = std::numeric_limits<int64_t>::max();  // tokens of a step
   RowStates states;
   StepData step;
-  std::vector<int64_t> buffer_key;  // rows, tokens, first row, epoch of `step`
-  Tensor numbers;                   // int64, backs positions, limits, cells
+  struct StepKey {
+    int64_t rows = 0, tokens = 0, first_row = 0;
+    uint64_t epoch = 0;
+    bool operator==(const StepKey&) const = default;
+  };
+  std::optional<StepKey> step_key;  // what buffers and views of `step` are for
+  StepNumbers numbers;
   uint64_t epoch = 0;
-  bool pending = false;  // a graph's counts are not read back yet
+  size_t graph_bytes = 0;  // of graphs recorded over this cache
+  bool pending = false;    // a graph's counts are not read back yet
 };
 
 template <typename Holds>

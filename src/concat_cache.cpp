@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "held_rows.h"
 #include "kv_report.h"
 #include "kvcache/detail/step_data.h"
 #include "storage.h"
@@ -45,10 +46,9 @@ KvTensors ConcatCache::grown(size_t index, std::span<const int64_t> rows,
   return to;
 }
 
-void ConcatCache::do_begin_device(StepData& step) {
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    step.views[i].sliding = layers_[i].sliding;
-  }
+const char* ConcatCache::do_cannot_record() const noexcept {
+  return "its addresses move with every commit; use a WindowCache or a "
+         "SlotCache";
 }
 
 void ConcatCache::do_reserve(StepData& step, int64_t index) {
@@ -94,12 +94,14 @@ void ConcatCache::release() {
   }
 }
 
-KvTensors ConcatCache::do_export(int64_t row, int64_t index) const {
-  c10::InferenceMode normal(false);
-  at::NoGradGuard no_grad;
+KvTensors ConcatCache::do_export(int64_t row, int64_t index,
+                                 int64_t first) const {
   const int64_t one[] = {row};
-  KvTensors copy = grown(static_cast<size_t>(index), one, lengths()[row]);
-  return {copy.k.squeeze(0), copy.v.squeeze(0)};
+  const int64_t length = lengths()[row];
+  const auto layer = static_cast<size_t>(index);
+  const KvTensors all = grown(layer, one, length);
+  const HeldRows held{layers_[layer].sinks, first, length};
+  return {held.take(all.k.squeeze(0), {}), held.take(all.v.squeeze(0), {})};
 }
 
 void ConcatCache::do_import(int64_t row, const Checkpoint& from, int64_t n) {
@@ -115,16 +117,12 @@ void ConcatCache::do_import(int64_t row, const Checkpoint& from, int64_t n) {
                     committed_[0].k.size(2) >= length;
   std::vector<KvTensors> next = committed_;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const int64_t first = std::min(from.first[i], n);
     if (!room) {
       next[i] = grown(i, rows, length);
     }
-    for (auto part : {&KvTensors::k, &KvTensors::v}) {
-      (next[i].*part)
-          .select(0, row)
-          .narrow(1, first, n - first)
-          .copy_((from.kv[i].*part).narrow(1, 0, n - first));
-    }
+    const HeldRows held{layers_[i].sinks, from.first[i], from.length};
+    held.put(from.kv[i].k, n, next[i].k.select(0, row), {});
+    held.put(from.kv[i].v, n, next[i].v.select(0, row), {});
   }
   if (!room) {
     committed_ = std::move(next);

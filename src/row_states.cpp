@@ -1,6 +1,7 @@
 #include "row_states.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -97,7 +98,7 @@ void RowStates::fill(StepData& step) const {
   }
 }
 
-bool RowStates::commit(const StepData& step) noexcept {
+bool RowStates::commit(const StepData& step, bool by_ops) {
   if (empty()) {
     return false;
   }
@@ -111,8 +112,24 @@ bool RowStates::commit(const StepData& step) noexcept {
     return true;
   }
   at::NoGradGuard no_grad;
+  if (by_ops) {
+    const Tensor takes = step.taken.gt(0).unsqueeze(1);
+    std::vector<std::pair<Tensor, Tensor>> moves;
+    for (Tensor* half : {conv_, state_}) {
+      if (half[0].defined()) {
+        const Tensor now = half[0].narrow(0, step.first_row, step.rows);
+        const Tensor next = half[1].narrow(0, step.first_row, step.rows);
+        moves.emplace_back(now, at::where(takes, next, now));
+      }
+    }
+    for (const auto& [now, next] : moves) {
+      now.copy_(next);
+    }
+    return false;
+  }
+  const auto* taken = step.taken.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < step.rows; ++row) {
-    if (step.count[row] == 0) {
+    if (taken[row] == 0) {
       continue;
     }
     for (Tensor* half : {conv_, state_}) {
@@ -207,6 +224,13 @@ RowStates RowStates::reordered(std::span<const int64_t> rows) const {
   return result;
 }
 
+RowStates RowStates::copy() const {
+  const Tensor& any = conv_[0].defined() ? conv_[0] : state_[0];
+  std::vector<int64_t> rows(static_cast<size_t>(any.size(0)));
+  std::iota(rows.begin(), rows.end(), 0);
+  return reordered(rows);
+}
+
 void RowStates::copy_from(const RowStates& from) noexcept {
   at::NoGradGuard no_grad;
   const int64_t rows = conv_[0].defined()
@@ -219,6 +243,12 @@ void RowStates::copy_from(const RowStates& from) noexcept {
     if (state_[0].defined()) {
       copy_row(state_[0], row, from.state_[0], row);
     }
+  }
+}
+
+void RowStates::add_addresses(std::vector<const void*>& to) const {
+  for (const Tensor* t : {&conv_[0], &conv_[1], &state_[0], &state_[1]}) {
+    to.push_back(t->defined() ? t->const_data_ptr() : nullptr);
   }
 }
 

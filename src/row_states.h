@@ -17,8 +17,9 @@ class RowStates {
   size_t layers() const noexcept { return layers_.size(); }
   // Views of rows [first_row, first_row + rows) into `step.states`.
   void fill(StepData& step) const;
-  // Rows with live tokens take their next state. True if addresses moved.
-  bool commit(const StepData& step) noexcept;
+  // Rows that took tokens take their next state. True if addresses moved. All
+  // that can fail, memory for ops, comes before the first change.
+  bool commit(const StepData& step, bool by_ops);
 
   void clear(int64_t row) noexcept;
   std::shared_ptr<const RestorePoint> snapshot(int64_t row,
@@ -29,9 +30,11 @@ class RowStates {
   void load(int64_t row, const RestorePoint& point) noexcept;
   // The same rows in another order; gathers before it is assigned.
   RowStates reordered(std::span<const int64_t> rows) const;
+  RowStates copy() const;
   // Takes the values of `from` at the addresses held now.
   void copy_from(const RowStates& from) noexcept;
 
+  void add_addresses(std::vector<const void*>& to) const;
   void add_memory(MemoryReport& report, int64_t live_rows) const;
   const Tensor& conv() const noexcept { return conv_[0]; }
   const Tensor& state() const noexcept { return state_[0]; }

@@ -1,4 +1,4 @@
-// A step from begin to commit, and the default hooks of a kind.
+// What a forward and its owner call on an open step.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -9,78 +9,11 @@
 #include <utility>
 
 #include "cache_impl.h"
+#include "conv_inputs.h"
 #include "kvcache/cache.h"
 #include "storage.h"
 
 namespace kvcache {
-namespace {
-
-// Positions, limits and cells of a step are addressable: 3 x 8 bytes each.
-constexpr int64_t kMostNumbers = std::numeric_limits<int64_t>::max() / 24;
-
-// Spans of the spec over the step's rows, defaults filled in; all checked.
-void read_spec(const StepSpec& spec, int64_t all_rows, StepData& step) {
-  TORCH_CHECK_VALUE(spec.tokens >= 1,
-                    "[Cache::begin_step] tokens must be >= 1 but got ",
-                    spec.tokens, "; a step has at least one token.");
-  const int64_t left =  // rows from first_row on
-      spec.first_row >= 0 && spec.first_row < all_rows
-          ? all_rows - spec.first_row
-          : 0;
-  const int64_t rows = spec.rows.value_or(left);
-  TORCH_CHECK_VALUE(rows >= 1 && rows <= left,
-                    "[Cache::begin_step] rows must lie in [0, ", all_rows,
-                    ") but got ", rows, " from row ", spec.first_row,
-                    "; fix first_row and rows.");
-  TORCH_CHECK_VALUE(
-      spec.tokens <= kMostNumbers / rows,
-      "[Cache::begin_step] tokens must be <= ", kMostNumbers / rows, " for ",
-      rows, " rows but got ", spec.tokens, "; padding counts too.");
-  for (const auto& [name, list] :
-       {std::pair{"skip", spec.skip}, std::pair{"count", spec.count}}) {
-    TORCH_CHECK_VALUE(list.empty() || static_cast<int64_t>(list.size()) == rows,
-                      "[Cache::begin_step] ", name,
-                      " must have one entry per row, ", rows, ", but got ",
-                      list.size(), "; leave it empty for the default.");
-  }
-  step.tokens = spec.tokens;
-  step.first_row = spec.first_row;
-  step.rows = rows;
-  step.skip.resize(static_cast<size_t>(rows));
-  step.count.resize(static_cast<size_t>(rows));
-  step.start.resize(static_cast<size_t>(rows));
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t skip = spec.skip.empty() ? 0 : spec.skip[row];
-    const int64_t room =
-        skip >= 0 && skip <= spec.tokens ? spec.tokens - skip : -1;
-    const int64_t count = spec.count.empty() ? room : spec.count[row];
-    TORCH_CHECK_VALUE(count >= 0 && count <= room, "[Cache::begin_step] row ",
-                      spec.first_row + row, ": skip + count must be within ",
-                      spec.tokens, " tokens but got ", skip, " + ", count,
-                      "; the live range lies inside the step.");
-    step.skip[row] = skip;
-    step.count[row] = count;
-  }
-}
-
-// Where each token stands; what it sees; where it goes.
-void fill_numbers(StepData& step) {
-  auto* position = step.positions.data_ptr<int64_t>();
-  auto* limit = step.limits.data_ptr<int64_t>();
-  auto* cell = step.cells.data_ptr<int64_t>();
-  for (int64_t row = 0; row < step.rows; ++row) {
-    const int64_t skip = step.skip[row], end = skip + step.count[row];
-    for (int64_t t = 0; t < step.tokens; ++t, ++position, ++limit, ++cell) {
-      const bool live = t >= skip && t < end;
-      const int64_t p = step.start[row] + t - skip;
-      *position = live ? p : 0;
-      *limit = live ? p + 1 : 0;
-      *cell = live ? p : -1;
-    }
-  }
-}
-
-}  // namespace
 
 size_t Cache::Impl::local(const char* where, int64_t layer) const {
   const auto count = static_cast<int64_t>(spec.layers.size());
@@ -112,65 +45,9 @@ const RecurrentLayer& Cache::Impl::recurrent(const char* where,
 }
 
 Step Cache::begin_step(const StepSpec& spec) {
-  Impl& impl = *impl_;
-  impl.check_idle("begin_step");
-  StepData& step = impl.step;
-  read_spec(spec, impl.spec.rows, step);
-  step.longest = 0;
-  step.uniform = true;
-  for (int64_t row = 0; row < step.rows; ++row) {
-    const int64_t length = impl.lengths[step.first_row + row];
-    const int64_t count = step.count[row];
-    TORCH_CHECK(count <= capacity() - length, "[Cache::begin_step] row ",
-                step.first_row + row, " would need slots [", length, ", ",
-                length + count, ") but capacity is ", capacity(),
-                "; truncate() first or raise CacheSpec::capacity.");
-    step.start[row] = length;
-    step.longest = std::max(step.longest, length + count);
-    step.uniform =
-        step.uniform && count == step.tokens && length == step.start[0];
-  }
-  step.window = do_window(step.longest);
-  std::fill(step.done.begin(), step.done.end(), false);
-  std::fill(step.conv_done.begin(), step.conv_done.end(), false);
-  do_begin_host(step);
-
-  // Device half: numbers and views. Shapes of the last step are kept.
-  const std::vector<int64_t>& key = impl.buffer_key;
-  step.reshaped = key.size() != 4 || key[0] != step.rows ||
-                  key[1] != step.tokens || key[2] != step.first_row ||
-                  key[3] != static_cast<int64_t>(impl.epoch);
-  if (step.reshaped) {
-    impl.buffer_key.clear();  // if anything below throws
-    c10::InferenceMode normal(false);
-    at::NoGradGuard no_grad;
-    const int64_t size = step.rows * step.tokens;
-    if (!impl.numbers.defined() || impl.numbers.size(1) < size) {
-      impl.numbers = new_empty({3, size}, at::kLong, at::kCPU);
-    }
-    int64_t which = 0;
-    for (Tensor* t : {&step.positions, &step.limits, &step.cells}) {
-      *t = impl.numbers.select(0, which++)
-               .narrow(0, 0, size)
-               .view({step.rows, step.tokens});
-    }
-    impl.states.fill(step);
-    for (KvView& view : step.views) {
-      view.limits = step.limits;
-      view.cells = step.cells;
-    }
-  }
-  fill_numbers(step);
-  do_begin_device(step);
-  for (KvView& view : step.views) {
-    view.window = step.window;
-    view.uniform = step.uniform;
-  }
-  if (step.reshaped) {
-    impl.buffer_key = {step.rows, step.tokens, step.first_row,
-                       static_cast<int64_t>(impl.epoch)};
-  }
-  step.open = true;
+  begin_host(spec, 1, {});
+  begin_device();
+  impl_->step.open = true;
   return Step(*this);
 }
 
@@ -206,6 +83,9 @@ const Tensor& Step::positions() const { return data().positions; }
 const Tensor& Step::limits() const { return data().limits; }
 bool Step::live(int64_t row, int64_t token) const {
   const StepData& step = data();
+  TORCH_CHECK(!step.recorded,
+              "[Step::live] a recorded step must not ask the host but did; "
+              "read limits(), which is 0 for a dead token.");
   return row >= 0 && row < step.rows && token >= step.skip[row] &&
          token < step.skip[row] + step.count[row];
 }
@@ -290,19 +170,8 @@ Tensor Step::extend_conv(int64_t layer, const Tensor& x) {
       impl.spec.device, " but got ", tensor_text(x),
       "; pass the step's convolution inputs.");
   const StateView& view = step.states[impl.index[local]];
-  const int64_t taps = spec.conv_taps;
-  const Tensor out =
-      new_zeros({step.rows, spec.conv_channels, taps + step.tokens}, dtype,
-                impl.spec.device);
-  at::NoGradGuard no_grad;
-  for (int64_t row = 0; row < step.rows; ++row) {
-    const int64_t skip = step.skip[row], count = step.count[row];
-    const Tensor row_out = out.select(0, row);
-    row_out.narrow(1, skip, taps).copy_(view.conv.select(0, row));
-    row_out.narrow(1, skip + taps, count)
-        .copy_(x.select(0, row).narrow(1, skip, count));
-    view.next_conv.select(0, row).copy_(row_out.narrow(1, skip + count, taps));
-  }
+  Tensor out = (impl.numbers.by_ops() ? extend_inputs_by_ops : extend_inputs)(
+      step, view, x, impl.numbers.skip());
   step.conv_done[local] = true;
   if (spec.state_shape.empty()) {
     step.done[local] = true;
@@ -310,35 +179,26 @@ Tensor Step::extend_conv(int64_t layer, const Tensor& x) {
   return out;
 }
 
-void Step::commit() {
-  StepData& step = data();
-  Cache::Impl& impl = *cache_->impl_;
+void Step::check_complete() const {
+  const StepData& step = data();
   for (size_t i = 0; i < step.done.size(); ++i) {
     TORCH_CHECK(step.done[i],
                 "[Step::commit] every layer must be written but layer ",
-                impl.spec.first_layer + static_cast<int64_t>(i),
+                cache_->impl_->spec.first_layer + static_cast<int64_t>(i),
                 " was left out; write it, or drop the step.");
   }
-  // Nothing below throws: states, then the kind, then the lengths.
-  const bool moved = impl.states.commit(step);
-  cache_->do_commit(step);
-  for (int64_t row = 0; row < step.rows; ++row) {
-    impl.lengths[step.first_row + row] += step.count[row];
-  }
-  if (moved) {
-    cache_->raise_epoch();
-  }
+}
+
+void Step::commit() {
+  StepData& step = data();
+  TORCH_CHECK(!step.recorded,
+              "[Step::commit] the owner of a recorded step commits it but the "
+              "work did; leave it open.");
+  check_complete();
+  cache_->commit_device();
+  cache_->commit_host(1);
   step.open = false;
   cache_ = nullptr;
 }
-
-int64_t Cache::do_window(int64_t longest) const { return longest; }
-void Cache::do_begin_host(StepData&) {}
-void Cache::do_reserve(StepData&, int64_t) {}
-void Cache::do_commit(StepData&) noexcept {}
-void Cache::do_abandon(StepData&) noexcept {}
-void Cache::do_shrunk() {}
-bool Cache::do_holds(int64_t, int64_t) const { return true; }
-void Cache::do_validate(std::vector<std::string>&) const {}
 
 }  // namespace kvcache

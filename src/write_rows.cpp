@@ -9,33 +9,30 @@
 namespace kvcache {
 namespace {
 
-// Live tokens of one row into cells [start, start + count). CPU, dense D; a
-// plain loop, since slicing 60 views a token costs more than the copy.
-void write_row(const StepData& step, int64_t row, const Tensor& to,
-               const Tensor& from) {
+// Live tokens of one row into their cells. CPU, dense D; a plain loop, since
+// slicing 60 views a token costs more than the copy.
+void write_row(const StepData& step, int64_t row, const Tensor& cells,
+               const Tensor& to, const Tensor& from) {
   const auto bytes = static_cast<int64_t>(to.element_size());
   const auto head_bytes = static_cast<size_t>(to.size(3) * bytes);
+  const int64_t taken = step.taken.const_data_ptr<int64_t>()[row];
+  const int64_t* cell =
+      cells.const_data_ptr<int64_t>() + row * step.tokens + step.skip[row];
   const auto* source =
       static_cast<const char*>(from.data_ptr()) +
       (row * from.stride(0) + step.skip[row] * from.stride(2)) * bytes;
-  auto* target = static_cast<char*>(to.data_ptr()) +
-                 (row * to.stride(0) + step.start[row] * to.stride(2)) * bytes;
-  for (int64_t t = 0; t < step.count[row]; ++t) {
+  auto* target = static_cast<char*>(to.data_ptr()) + row * to.stride(0) * bytes;
+  for (int64_t t = 0; t < taken; ++t) {
     for (int64_t h = 0; h < to.size(1); ++h) {
-      std::memcpy(target + (t * to.stride(2) + h * to.stride(1)) * bytes,
+      std::memcpy(target + (cell[t] * to.stride(2) + h * to.stride(1)) * bytes,
                   source + (t * from.stride(2) + h * from.stride(1)) * bytes,
                   head_bytes);
     }
   }
 }
 
-void write_one(const StepData& step, const Tensor& to, const Tensor& from) {
-  if (to.device().is_cpu() && to.stride(3) == 1 && from.stride(3) == 1) {
-    for (int64_t row = 0; row < step.rows; ++row) {
-      write_row(step, row, to, from);
-    }
-    return;
-  }
+// One row after the other; the host's numbers say where, so never recorded.
+void write_slices(const StepData& step, const Tensor& to, const Tensor& from) {
   if (step.uniform) {  // one slice copy where rows align
     to.narrow(2, step.start[0], step.tokens).copy_(from);
     return;
@@ -51,12 +48,33 @@ void write_one(const StepData& step, const Tensor& to, const Tensor& from) {
   }
 }
 
+void write_one(const StepData& step, const CellLayout& layout, bool by_ops,
+               const Tensor& cells, const Tensor& to, const Tensor& from) {
+  if (!by_ops && to.stride(3) == 1 && from.stride(3) == 1) {
+    for (int64_t row = 0; row < step.rows; ++row) {
+      write_row(step, row, cells, to, from);
+    }
+    return;
+  }
+  if (layout.dead < 0 && layout.ring == 0) {
+    write_slices(step, to, from);
+    return;
+  }
+  // Dead tokens go to the spare cell.
+  const Tensor index =
+      cells.view({step.rows, 1, step.tokens, 1}).expand(from.sizes());
+  Tensor(to).scatter_(2, index, from);
+}
+
 }  // namespace
 
 void Cache::do_write(const StepData& step, const KvView& to, const Tensor& k,
                      const Tensor& v) {
-  write_one(step, to.k, k);
-  write_one(step, to.v, v);
+  const auto index = static_cast<size_t>(&to - step.views.data());
+  const CellLayout& layout = impl_->layouts[impl_->layout_of[index]];
+  const bool by_ops = impl_->numbers.by_ops();
+  write_one(step, layout, by_ops, to.cells, to.k, k);
+  write_one(step, layout, by_ops, to.cells, to.v, v);
 }
 
 }  // namespace kvcache

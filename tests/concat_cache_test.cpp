@@ -140,7 +140,9 @@ TEST(ConcatCache, RecurrentLayersAlone) {
     feed_all(*cache, model, ids);
     cache->mark();
     feed_all(*cache, model, {1});
-    cache->reorder(std::vector<int64_t>{1, 0, 1});
+    if (!kind.fixed_rows) {
+      cache->reorder(std::vector<int64_t>{1, 0, 1});
+    }
     EXPECT_EQ(cache->truncate(4).reason, TruncationReason::kExact);
     for (const Floats& got : feed_all(*cache, model, {2})) {
       EXPECT_EQ(got, last_of(*cache, model, joined(ids, {2}), 1));

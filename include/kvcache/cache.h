@@ -11,8 +11,8 @@
 namespace kvcache {
 
 class Cache;
-struct StepData;  // what a kind sees of an open step:
-                  // kvcache/detail/step_data.h
+struct StepData;    // what a kind sees of an open step:
+struct CellLayout;  // kvcache/detail/step_data.h
 
 // An open step, abandoned if destroyed before commit(). Must not outlive its
 // cache. References and views are good until it is committed or destroyed.
@@ -41,8 +41,10 @@ class [[nodiscard]] Step {
 
  private:
   friend class Cache;
+  friend class StepGraph;
   explicit Step(Cache& cache) noexcept : cache_(&cache) {}
   StepData& data() const;
+  void check_complete() const;  // throws if a layer was left out
   Cache* cache_;  // nullptr once closed; the data lives in the cache, reused
 };
 
@@ -57,7 +59,9 @@ class Cache {
   Cache& operator=(const Cache&) = delete;
 
   const CacheSpec& spec() const noexcept;
-  std::span<const int64_t> lengths() const noexcept;  // [rows], live tokens
+  // [rows], live tokens. Throws where only the device knows them: inside of a
+  // recorded step, and until the tokens of a replay that may end rows are read.
+  std::span<const int64_t> lengths() const;
   int64_t capacity() const noexcept;  // most tokens a row holds; unbounded: max
   // Changes if and only if an address that a recorded graph may hold has.
   uint64_t address_epoch() const noexcept;
@@ -102,19 +106,30 @@ class Cache {
   Cache(CacheSpec spec, States states);
   void raise_epoch() noexcept;
   void check_idle(const char* verb) const;  // throws while a step is open
+  // Of every attention layer; without a call all positions are their own cells.
+  void place_cells(const std::vector<CellLayout>& layouts);
+
+  // Why a step cannot be replayed; null: it can, its shapes and addresses are
+  // those of its window.
+  virtual const char* do_cannot_record() const noexcept;
 
   // `index` counts attention layers only, from 0.
-  virtual int64_t do_window(int64_t longest) const;        // a bucket
-  virtual void do_begin_host(StepData& step);              // never recorded
-  virtual void do_begin_device(StepData& step) = 0;        // views; recorded
+  virtual int64_t do_window(int64_t longest) const;  // a bucket
+  // slots: `count` where the spec has none
+  virtual void do_default_count(const StepSpec& spec,
+                                std::vector<int64_t>& count) const;
+  virtual void do_begin_host(StepData& step);  // room for it
+  // Rows, tokens or addresses are others than before: k and v of every view.
+  virtual void do_shape(StepData& step);
   virtual void do_reserve(StepData& step, int64_t index);  // concat: grows
   virtual void do_write(const StepData& step, const KvView& to, const Tensor& k,
                         const Tensor& v);
   virtual void do_commit(StepData& step) noexcept;   // concat: swaps
   virtual void do_abandon(StepData& step) noexcept;  // concat: drops
   virtual void do_shrunk();  // lengths() went down: reset, truncate
-  virtual bool do_holds(int64_t row, int64_t length) const;  // ring: cut there?
-  virtual KvTensors do_export(int64_t row, int64_t index) const = 0;
+  // Positions [0, min(sinks, first)) and [first, length) of a row.
+  virtual KvTensors do_export(int64_t row, int64_t index,
+                              int64_t first) const = 0;
   virtual void do_import(int64_t row, const Checkpoint& from, int64_t n) = 0;
   virtual void do_reorder(std::span<const int64_t> rows) = 0;
   virtual std::unique_ptr<Cache> do_make() const = 0;  // empty, same spec
@@ -125,6 +140,14 @@ class Cache {
   friend class Step;
   friend class StepGraph;  // runs the halves of a step
   void export_row(int64_t row, Checkpoint& to) const;
+  // The halves of `repeats` steps of one spec. Only the host's may throw for
+  // what the caller did; only the device's are recorded.
+  void begin_host(const StepSpec& spec, int64_t repeats,
+                  std::optional<int64_t> window);
+  void begin_device();
+  void shape_step();
+  void commit_device();
+  void commit_host(int64_t repeats) noexcept;
   struct Impl;  // lengths, states, restore points, the open step
   std::unique_ptr<Impl> impl_;
 };

@@ -18,12 +18,12 @@ class ConcatCache final : public Cache {
   std::string describe() const override;
 
  private:
-  void do_begin_device(StepData& step) override;
   void do_reserve(StepData& step, int64_t index) override;
   void do_commit(StepData& step) noexcept override;
   void do_abandon(StepData& step) noexcept override;
   void do_shrunk() override;
-  KvTensors do_export(int64_t row, int64_t index) const override;
+  KvTensors do_export(int64_t row, int64_t index, int64_t first) const override;
+  const char* do_cannot_record() const noexcept override;
   void do_import(int64_t row, const Checkpoint& from, int64_t n) override;
   void do_reorder(std::span<const int64_t> rows) override;
   std::unique_ptr<Cache> do_make() const override;

@@ -82,8 +82,8 @@ struct KvView {
   Tensor mask;              // [B, 1, T, window] bool, if a kernel needs one
   int64_t window = 0;       // every visible cell is below it; fixed in a graph
   int64_t sliding = 0;
-  int64_t sinks = 0;  // first positions that stay visible beside `sliding`
-  int64_t ring = 0;   // cells that positions from `sinks` on take in turn
+  int64_t sinks = 0;     // first positions that stay visible beside `sliding`
+  int64_t ring = 0;      // cells that positions from `sinks` on take in turn
   bool uniform = false;  // equal lengths, nothing dead: plain causal will do
   KvFormat format = KvFormat::kPlain;
 };
@@ -132,11 +132,12 @@ struct Checkpoint {
   std::vector<LayerSpec> layers = {};
   at::ScalarType dtype = at::kBFloat16;
   KvFormat format = KvFormat::kPlain;
-  std::vector<KvTensors> kv = {};   // per attention layer [H, length, D]
-  std::vector<int64_t> first = {};  // per attention layer: first position held;
-                                    // k, v then are [H, length - first, D]
-  RestorePoints points = {};        // ascending positions
-  size_t bytes() const;             // of unique storages
+  std::vector<KvTensors> kv = {};  // per attention layer [H, length, D]
+  // Per attention layer, first position held of those behind the sinks. If it
+  // is not 0: K/V of [0, min(sinks, first)), then of [first, length).
+  std::vector<int64_t> first = {};
+  RestorePoints points = {};  // ascending positions
+  size_t bytes() const;       // of unique storages
 };
 
 // Bytes of one part of a cache, each storage counted once.

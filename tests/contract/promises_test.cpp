@@ -222,7 +222,9 @@ TEST_P(PromiseTest, UnequalRowsSurviveForkAndReorder) {
   std::vector<int64_t> order;
   for (int64_t row = rows; row-- > 0;) {
     order.push_back(row);
-    order.push_back(row);
+    if (!kind.fixed_rows) {
+      order.push_back(row);
+    }
   }
   const std::unique_ptr<Cache> fork = cache->fork();
   fork->reorder(order);
@@ -237,6 +239,9 @@ TEST_P(PromiseTest, UnequalRowsSurviveForkAndReorder) {
   }
   // Only empty rows are left, in another number.
   cache->reset(0);
+  if (kind.fixed_rows) {
+    return;
+  }
   cache->reorder(std::vector<int64_t>{0, 0, 0, 0});
   EXPECT_EQ(cache->validate(), std::vector<std::string>{});
   const std::vector<Floats> got =
@@ -276,8 +281,10 @@ TEST_P(PromiseTest, EveryCombinationOfModesWorks) {
         for (int64_t row = 0; row < rows; ++row) {
           cache->restore(saved, row);
         }
-        cache->repeat_rows(2);
-        cache->reorder(std::vector<int64_t>(rows, 1));
+        if (!kind.fixed_rows) {
+          cache->repeat_rows(2);
+        }
+        cache->reorder(std::vector<int64_t>(rows, rows - 1));
         feed_checked(*fork, some_ids(3), {4});
         for (size_t i = 0; i < model.layers.size(); ++i) {
           if (std::holds_alternative<AttentionLayer>(model.layers[i])) {

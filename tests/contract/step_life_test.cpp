@@ -69,7 +69,7 @@ TEST_P(StepLifeTest, ViewsDescribeTheStorage) {
     EXPECT_EQ(view.v.sizes(), view.k.sizes());
     EXPECT_EQ(view.sliding, a->sliding);
     EXPECT_EQ(view.ring, 0);
-    EXPECT_EQ(view.window, 5);
+    EXPECT_EQ(view.window, kind.window(5, cache->capacity()));
     EXPECT_TRUE(view.uniform);
     EXPECT_EQ(view.format, KvFormat::kPlain);
     EXPECT_EQ(numbers(view.limits), numbers(step.limits()));

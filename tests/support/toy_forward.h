@@ -127,16 +127,22 @@ class Forward {
         view.sliding > 0 ? std::max<int64_t>(0, end - view.sliding) : 0;
     const int64_t row = i / tokens_;
     const auto cell = [&](int64_t p) {
-      return view.ring > 0 ? p % view.ring : p;
+      return view.ring > 0 && p >= view.sinks
+                 ? view.sinks + (p - view.sinks) % view.ring
+                 : p;
+    };
+    const int64_t sinks = std::min(view.sinks, first);
+    const auto seen = [&](int64_t n) {  // the n-th visible key's cell
+      return cell(n < sinks ? n : first + n - sinks);
     };
     for (int64_t h = 0; h < heads; ++h) {
       attend_head(
-          q + h * dim, dim, first, end,
-          [&](int64_t p, int64_t d) {
-            return k.get({row, h, cell(p), d});
+          q + h * dim, dim, 0, sinks + end - first,
+          [&](int64_t n, int64_t d) {
+            return k.get({row, h, seen(n), d});
           },
-          [&](int64_t p, int64_t d) {
-            return v.get({row, h, cell(p), d});
+          [&](int64_t n, int64_t d) {
+            return v.get({row, h, seen(n), d});
           },
           mixed.data() + h * dim);
     }

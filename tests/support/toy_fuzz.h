@@ -143,7 +143,8 @@ class Fuzz : private FuzzSteps {
 
   void reorder() {
     std::vector<ShadowRow> next;
-    if (rows().size() <= 2 && chance(25)) {
+    const bool fixed = setup_.kind->fixed_rows;
+    if (!fixed && rows().size() <= 2 && chance(25)) {
       log("repeat");
       cache().repeat_rows(2);
       for (const ShadowRow& row : rows()) {
@@ -152,7 +153,8 @@ class Fuzz : private FuzzSteps {
       rows() = std::move(next);
       return;
     }
-    std::vector<int64_t> order(chance(70) ? rows().size() : 1 + pick(4));
+    std::vector<int64_t> order(fixed || chance(70) ? rows().size()
+                                                   : 1 + pick(4));
     for (int64_t& row : order) {
       row = pick(rows().size());
       next.push_back(rows()[static_cast<size_t>(row)]);

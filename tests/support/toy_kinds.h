@@ -14,14 +14,32 @@
 
 #include "kvcache/concat_cache.h"
 #include "kvcache/preallocated_cache.h"
+#include "kvcache/slot_cache.h"
+#include "kvcache/window_cache.h"
+#include "src/step_numbers.h"
 
 namespace kvcache::toy {
 
 struct Kind {
   std::string name;
   std::function<std::unique_ptr<Cache>(CacheSpec)> make;
-  bool in_place = false;  // tokens are written into memory that stays
-  bool growing = false;   // that memory may be replaced by a larger one
+  bool in_place = false;    // tokens are written into memory that stays
+  bool growing = false;     // that memory may be replaced by a larger one
+  bool fixed_rows = false;  // reorder() to another row count is refused
+  bool by_ops = false;      // as on another device: ATen ops, which allocate
+  int64_t spare = 0;        // cells of a row beside the capacity
+  bool one_window = false;  // the capacity, always
+  std::vector<int64_t> buckets = {};  // below the capacity; static windows only
+
+  // What attention reads over so many keys.
+  int64_t window(int64_t keys, int64_t capacity) const {
+    for (const int64_t bucket : buckets) {
+      if (keys <= bucket) {
+        return bucket;
+      }
+    }
+    return buckets.empty() && !one_window ? keys : capacity;
+  }
 };
 
 inline PreallocatedCache* preallocated(Cache& cache) {
@@ -31,6 +49,22 @@ inline PreallocatedCache* preallocated(Cache& cache) {
 inline std::unique_ptr<Cache> make_preallocated(
     CacheSpec spec, const PreallocatedOptions& options) {
   return std::make_unique<PreallocatedCache>(std::move(spec), options);
+}
+
+inline std::unique_ptr<Cache> make_slots(CacheSpec spec) {
+  const int64_t capacity = *spec.capacity;
+  auto slots = std::make_unique<SlotCache>(
+      std::move(spec), WindowOptions{.buckets = {4, capacity}});
+  while (slots->acquire()) {
+  }
+  return slots;
+}
+
+// Buckets that the small lengths of these tests cross.
+inline std::unique_ptr<Cache> make_window(
+    CacheSpec spec, std::optional<RingOptions> rings = {}) {
+  return std::make_unique<WindowCache>(
+      spec, WindowOptions{.buckets = {3, 8, *spec.capacity}, .rings = rings});
 }
 
 inline const std::vector<Kind>& kinds() {
@@ -62,6 +96,44 @@ inline const std::vector<Kind>& kinds() {
            },
        .in_place = true,
        .growing = true},
+      {.name = "Window",
+       .make = [](CacheSpec spec) { return make_window(std::move(spec)); },
+       .in_place = true,
+       .spare = 1,
+       .buckets = {3, 8}},
+      {.name = "OneWindow",
+       .make =
+           [](CacheSpec spec) {
+             return std::make_unique<WindowCache>(
+                 std::move(spec), WindowOptions{.windows = Windows::kOne});
+           },
+       .in_place = true,
+       .spare = 1,
+       .one_window = true},
+      {.name = "Slots",
+       .make = [](CacheSpec spec) { return make_slots(std::move(spec)); },
+       .in_place = true,
+       .fixed_rows = true,
+       .spare = 1,
+       .buckets = {4}},
+      {.name = "WindowByOps",
+       .make =
+           [](CacheSpec spec) {
+             const ForcedOps ops;
+             return make_window(std::move(spec));
+           },
+       .in_place = true,
+       .by_ops = true,
+       .spare = 1,
+       .buckets = {3, 8}},
+      {.name = "PreallocatedByOps",
+       .make =
+           [](CacheSpec spec) {
+             const ForcedOps ops;
+             return make_preallocated(std::move(spec), {});
+           },
+       .in_place = true,
+       .by_ops = true},
   };
   return all;
 }
@@ -69,17 +141,25 @@ inline const std::vector<Kind>& kinds() {
 // Fills every cell that holds no live token with NaN. Kinds without memory to
 // spare have none; their fresh memory is NaN by TestAllocator.
 inline void poison(Cache& cache) {
-  PreallocatedCache* in_place = preallocated(cache);
+  auto* in_place = dynamic_cast<InPlaceCache*>(&cache);
   if (in_place == nullptr) {
     return;
   }
   at::NoGradGuard no_grad;
-  for (const KvTensors& group : in_place->storage()) {
+  int64_t index = 0;
+  for (const LayerSpec& layer : cache.spec().layers) {
+    if (!std::holds_alternative<AttentionLayer>(layer)) {
+      continue;
+    }
+    const KvTensors& cells = in_place->cells(index);
+    const bool ring = in_place->ring(index++) > 0;
     for (int64_t row = 0; row < cache.spec().rows; ++row) {
       const int64_t length = cache.lengths()[static_cast<size_t>(row)];
-      for (const Tensor& t : {group.k, group.v}) {
-        t.select(1, row)
-            .narrow(1, length, in_place->allocated() - length)
+      for (const Tensor& t : {cells.k, cells.v}) {
+        // Of a ring that has tokens only the spare cell is known to be free.
+        const int64_t first = ring && length > 0 ? t.size(2) - 1 : length;
+        t.select(0, row)
+            .narrow(1, first, t.size(2) - first)
             .fill_(std::numeric_limits<double>::quiet_NaN());
       }
     }
@@ -89,7 +169,7 @@ inline void poison(Cache& cache) {
 // The addresses of K and V that a recorded graph may hold.
 inline std::vector<const void*> addresses(Cache& cache) {
   std::vector<const void*> found;
-  if (PreallocatedCache* in_place = preallocated(cache)) {
+  if (auto* in_place = dynamic_cast<InPlaceCache*>(&cache)) {
     for (const KvTensors& group : in_place->storage()) {
       found.push_back(group.k.const_data_ptr());
       found.push_back(group.v.const_data_ptr());

@@ -66,8 +66,11 @@ inline std::vector<LayerSpec> layers_of(Variant variant) {
       return {delta, full, delta, full};
     case Variant::kSliding:
       return {full, narrow, wide};
-    case Variant::kMixed:
-      return {conv, narrow, state, delta, wide};
+    case Variant::kMixed: {
+      AttentionLayer pinned = wide;
+      pinned.sinks = 2;
+      return {conv, narrow, state, delta, pinned};
+    }
   }
   return {};
 }

@@ -34,11 +34,19 @@ inline void oracle_attention(const AttentionLayer& layer,
   for (int64_t p = 0; p < length; ++p) {
     const int64_t first =
         layer.sliding > 0 ? std::max<int64_t>(0, p + 1 - layer.sliding) : 0;
+    const int64_t sinks = std::min(layer.sinks, first);
+    const auto seen = [&](int64_t n) {
+      return n < sinks ? n : first + n - sinks;
+    };
     for (int64_t h = 0; h < heads; ++h) {
       attend_head(
-          queries.data() + p * size + h * dim, dim, first, p + 1,
-          [&](int64_t n, int64_t d) { return keys[n * size + h * dim + d]; },
-          [&](int64_t n, int64_t d) { return values[n * size + h * dim + d]; },
+          queries.data() + p * size + h * dim, dim, 0, sinks + p + 1 - first,
+          [&](int64_t n, int64_t d) {
+            return keys[seen(n) * size + h * dim + d];
+          },
+          [&](int64_t n, int64_t d) {
+            return values[seen(n) * size + h * dim + d];
+          },
           mixed.data() + h * dim);
     }
     add_output(weights.out, mixed.data(), static_cast<int>(size),

@@ -210,8 +210,9 @@ class FuzzState {
         report.k.reserved < used || report.v.reserved != report.k.reserved) {
       return fail("memory() of K and V is wrong");
     }
-    if (report.k.capacity != static_cast<size_t>(setup_.capacity) *
-                                 static_cast<size_t>(held.spec().rows) * one) {
+    const int64_t cells = setup_.capacity + setup_.kind->spare;
+    if (report.k.capacity !=
+        static_cast<size_t>(cells * held.spec().rows) * one) {
       return fail("memory() of the capacity is wrong");
     }
     if ((report.recurrent.reserved > 0) !=

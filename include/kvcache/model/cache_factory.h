@@ -12,13 +12,14 @@
 namespace kvcache::model {
 
 enum class CacheKind : uint8_t {
-  kNone,         // no memory: everything is recomputed
-  kConcat,       // grows by concatenation
-  kPreallocated  // fixed buffers, written in place
+  kNone,          // no memory: everything is recomputed
+  kConcat,        // grows by concatenation
+  kPreallocated,  // fixed buffers, written in place
+  kWindow         // the same with static shapes, for recorded steps
 };
 
 std::string_view to_string(CacheKind kind) noexcept;
-// "none", "concat", "preallocated"; empty for anything else.
+// "none", "concat", "preallocated", "window"; empty for anything else.
 std::optional<CacheKind> cache_kind(std::string_view name) noexcept;
 
 struct CacheOptions {
@@ -29,6 +30,8 @@ struct CacheOptions {
   // Preallocated: start small and double up to the capacity. Growth moves
   // addresses and keeps every value.
   bool grow = false;
+  // Window: a SlotCache, all slots free.
+  bool slots = false;
 };
 
 // An empty cache for `model`; null for CacheKind::kNone.

@@ -44,6 +44,8 @@ class Sampler {
   // `logits` [V]. `history`: the tokens before, for the repetition penalty.
   int64_t sample(std::span<const float> logits,
                  std::span<const int64_t> history = {});
+  // The numbers in [0, 1) that the next draws would use, for draws elsewhere.
+  std::vector<double> draw_uniforms(int64_t count);
 
  private:
   struct Candidate {
@@ -59,6 +61,7 @@ class Sampler {
   void keep_top_p();
   void keep_min_p();
   int64_t draw();
+  double uniform();
 
   SamplingOptions options_;
   uint64_t seed_;

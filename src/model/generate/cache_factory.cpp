@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "kvcache/concat_cache.h"
 #include "kvcache/preallocated_cache.h"
+#include "kvcache/slot_cache.h"
 
 namespace kvcache::model {
 namespace {
@@ -26,6 +28,14 @@ std::unique_ptr<Cache> make_preallocated(const LanguageModel& model,
       model.cache_spec(options.rows, capacity), growth);
 }
 
+std::unique_ptr<Cache> make_window(const LanguageModel& model,
+                                   const CacheOptions& options) {
+  CacheSpec spec = model.cache_spec(
+      options.rows, options.capacity.value_or(model.context_length()));
+  if (options.slots) return std::make_unique<SlotCache>(std::move(spec));
+  return std::make_unique<WindowCache>(std::move(spec));
+}
+
 }  // namespace
 
 std::string_view to_string(CacheKind kind) noexcept {
@@ -34,6 +44,8 @@ std::string_view to_string(CacheKind kind) noexcept {
       return "concat";
     case CacheKind::kPreallocated:
       return "preallocated";
+    case CacheKind::kWindow:
+      return "window";
     case CacheKind::kNone:
       break;
   }
@@ -42,7 +54,7 @@ std::string_view to_string(CacheKind kind) noexcept {
 
 std::optional<CacheKind> cache_kind(std::string_view name) noexcept {
   constexpr std::array kKinds = {CacheKind::kNone, CacheKind::kConcat,
-                                 CacheKind::kPreallocated};
+                                 CacheKind::kPreallocated, CacheKind::kWindow};
   for (const CacheKind kind : kKinds) {
     if (to_string(kind) == name) return kind;
   }
@@ -57,6 +69,8 @@ std::unique_ptr<Cache> make_cache(CacheKind kind, const LanguageModel& model,
           model.cache_spec(options.rows, std::nullopt));
     case CacheKind::kPreallocated:
       return make_preallocated(model, options);
+    case CacheKind::kWindow:
+      return make_window(model, options);
     case CacheKind::kNone:
       break;
   }

@@ -144,6 +144,17 @@ void Sampler::keep_min_p() {
   std::erase_if(candidates_, [p](const Candidate& c) { return c.weight < p; });
 }
 
+// 53 bits: std::uniform_real_distribution differs between libraries.
+double Sampler::uniform() {
+  return static_cast<double>(random_() >> 11) * 0x1.0p-53;
+}
+
+std::vector<double> Sampler::draw_uniforms(int64_t count) {
+  std::vector<double> drawn(static_cast<size_t>(count));
+  for (double& number : drawn) number = uniform();
+  return drawn;
+}
+
 int64_t Sampler::draw() {
   // The filters leave no fixed order; the draw must not depend on theirs.
   const auto by_id = [](const Candidate& a, const Candidate& b) {
@@ -154,9 +165,7 @@ int64_t Sampler::draw() {
   }
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
-  // 53 bits: std::uniform_real_distribution differs between libraries.
-  const double uniform = static_cast<double>(random_() >> 11) * 0x1.0p-53;
-  const double target = uniform * total;
+  const double target = uniform() * total;
   double sum = 0;
   int64_t chosen = 0;
   for (const Candidate& candidate : candidates_) {

@@ -1,0 +1,20 @@
+// The positions of a row that a Checkpoint holds, to and from cells.
+#pragma once
+
+#include "kvcache/detail/step_data.h"
+
+namespace kvcache {
+
+// Of a row of `length` tokens: [0, min(sinks, first)), then [first, length).
+struct HeldRows {
+  int64_t sinks = 0, first = 0, length = 0;
+
+  // Out of `cells` [H, S, D], a dense copy [H, held, D].
+  Tensor take(const Tensor& cells, const CellLayout& layout) const;
+  // The first `n` positions of `held` into `cells`; of a ring the last ones
+  // that it has room for.
+  void put(const Tensor& held, int64_t n, const Tensor& cells,
+           const CellLayout& layout) const;
+};
+
+}  // namespace kvcache

@@ -1,0 +1,158 @@
+// graph_model.cpp - a language model under a decoder, and its sampling by ops.
+
+#include "kvcache/model/graph_model.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <limits>
+
+namespace kvcache::model {
+namespace {
+
+Tensor zeros(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
+  const c10::InferenceMode normal(false);
+  return at::zeros(sizes, at::TensorOptions(dtype).device(device));
+}
+
+}  // namespace
+
+GraphModel graph_model(const LanguageModel& model) {
+  return {.forward =
+              [&model](const Tensor& ids, Step& step,
+                       const GraphModel::Call& call) {
+                return model.forward(
+                    ids, step,
+                    {.role = call.role, .all_logits = call.all_logits});
+              },
+          .context = model.context_length(),
+          .vocab_size = model.vocab_size(),
+          .device = model.cache_spec(1, 1).device};
+}
+
+GraphSampling::GraphSampling(const GraphSamplingOptions& options)
+    : options_(options) {
+  const int64_t rows = options.rows;
+  const auto column = [&](at::ScalarType dtype, double value) {
+    return zeros({rows, 1}, dtype, options.device).fill_(value);
+  };
+  temperature_ = column(at::kDouble, 0);
+  top_p_ = column(at::kDouble, 1);
+  min_p_ = column(at::kDouble, 0);
+  top_k_ = column(at::kLong, static_cast<double>(options.vocab_size));
+  penalty_ = column(at::kFloat, 1);
+  uniform_ = zeros({options.steps, rows, 1}, at::kDouble, options.device);
+  seen_ = zeros({rows, options.penalties ? options.vocab_size : 1}, at::kBool,
+                options.device);
+}
+
+void GraphSampling::set_row(int64_t row, const SamplingOptions& options,
+                            Sampler& sampler,
+                            std::span<const int64_t> history) {
+  const at::NoGradGuard no_grad;
+  const int64_t k = options.top_k.value_or(0);
+  const double p = options.top_p.value_or(1), min_p = options.min_p.value_or(0);
+  const double penalty = options.repetition_penalty.value_or(1);
+  const bool filters = k > 0 || p < 1 || min_p > 0;
+  TORCH_CHECK_VALUE(
+      (options_.draws || options.temperature == 0) &&
+          (options_.filters || options.temperature == 0 || !filters) &&
+          (options_.penalties || penalty == 1),
+      "[GraphSampling::set_row] row ", row,
+      " may only ask for what the sampling was made for; set draws, filters "
+      "and penalties of GraphSamplingOptions.");
+  temperature_.narrow(0, row, 1).fill_(options.temperature);
+  top_p_.narrow(0, row, 1).fill_(p);
+  min_p_.narrow(0, row, 1).fill_(min_p);
+  top_k_.narrow(0, row, 1).fill_(k > 0 ? k : options_.vocab_size);
+  penalty_.narrow(0, row, 1).fill_(penalty);
+  if (options.temperature > 0) {
+    std::vector<double> draws = sampler.draw_uniforms(options_.steps);
+    uniform_.narrow(1, row, 1).copy_(
+        at::from_blob(draws.data(), {options_.steps, 1, 1}, at::kDouble));
+  }
+  if (options_.penalties) {
+    const Tensor of_row = seen_.narrow(0, row, 1).squeeze(0);
+    std::vector<int64_t> ids(history.begin(), history.end());
+    of_row.zero_();
+    of_row.index_fill_(
+        0,
+        at::from_blob(ids.data(), {static_cast<int64_t>(ids.size())}, at::kLong)
+            .to(options_.device),
+        true);
+  }
+}
+
+// Weights of the tokens that top-k, top-p and min-p leave; 0 elsewhere.
+Tensor GraphSampling::filtered(const Tensor& logits,
+                               const Tensor& weights) const {
+  // Best first, of equal ones the lowest id.
+  const auto sorted = logits.sort(/*stable=*/true, 1, /*descending=*/true);
+  const Tensor& order = std::get<1>(sorted);
+  const Tensor by_rank = weights.gather(1, order);
+  const Tensor rank = at::arange(
+      logits.size(1), at::TensorOptions(at::kLong).device(logits.device()));
+  const Tensor kept = at::where(rank.unsqueeze(0).lt(top_k_), by_rank, 0.0);
+  const Tensor total = kept.sum(1, true);
+  const Tensor before = kept.cumsum(1).sub(kept);
+  // The token that reaches top_p stays, and the best one always.
+  const Tensor in_p = before.lt(top_p_.mul(total))
+                          .logical_or(top_p_.ge(1))
+                          .logical_or(rank.unsqueeze(0).eq(0));
+  const Tensor left = at::where(in_p.logical_and(kept.ge(min_p_)), kept, 0.0);
+  return at::zeros_like(weights).scatter(1, order, left);
+}
+
+Tensor GraphSampling::sample(const Tensor& raw, int64_t repeat) const {
+  Tensor logits = raw;
+  if (options_.penalties) {
+    constexpr double kLimit = std::numeric_limits<float>::max();
+    const Tensor lowered =
+        at::where(logits.gt(0), logits.div(penalty_), logits.mul(penalty_))
+            .clamp(-kLimit, kLimit);
+    logits = at::where(seen_, lowered, logits);
+  }
+  Tensor chosen = at::argmax(logits, 1, /*keepdim=*/true);
+  if (options_.draws) {
+    const Tensor gap = logits.sub(logits.gather(1, chosen)).to(at::kDouble);
+    // A row of temperature 0 takes its arg-max below, whatever is here.
+    const Tensor heat = at::where(temperature_.gt(0), temperature_, 1.0);
+    Tensor weights = at::where(gap.eq(0), 1.0, gap.div(heat).exp());
+    if (options_.filters) {
+      weights = filtered(logits, weights);
+    }
+    const Tensor sums = weights.cumsum(1);
+    const Tensor target =
+        uniform_.select(0, repeat).mul(sums.narrow(1, sums.size(1) - 1, 1));
+    // The first whose sum passes the target, which rounding may have put at the
+    // end. It has a weight, as its sum rose.
+    const Tensor all = sums.narrow(1, sums.size(1) - 1, 1);
+    const Tensor passed =
+        sums.gt(target).logical_or(sums.eq(all)).to(at::kByte);
+    const Tensor drawn = at::argmax(passed, 1, true);
+    chosen = at::where(temperature_.gt(0), drawn, chosen);
+  }
+  if (options_.penalties) {
+    Tensor(seen_).scatter_(1, chosen, true);
+  }
+  return chosen.squeeze(1);
+}
+
+GraphSampler GraphSampling::sampler() const {
+  return [this](const Tensor& logits, int64_t repeat) {
+    return sample(logits, repeat);
+  };
+}
+
+std::vector<Tensor> GraphSampling::inputs() const {
+  return {temperature_, top_p_, min_p_, top_k_, penalty_, uniform_, seen_};
+}
+
+}  // namespace kvcache::model
