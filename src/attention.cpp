@@ -1,4 +1,5 @@
-// attention.cpp - attend(): checks the view, then runs the CPU kernels.
+// attention.cpp - attend(): checks the view, then runs the CPU kernels or, on
+// other devices, ATen ops.
 
 #include "kvcache/attention.h"
 
@@ -9,37 +10,31 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <string>
 #include <utility>
 
+#include "attention_ops.h"
 #include "kernels/attention_schedule.h"
+#include "storage.h"  // tensor_text
 
 namespace kvcache {
 namespace {
 
 using kernels::AttentionCall;
 
-// A tensor in the words of an error message: [2, 3, 1, 64] bfloat16 on cpu.
-std::string describe(const Tensor& x) {
-  if (!x.defined()) return "an undefined tensor";
-  return c10::str(x.sizes(), " ", x.scalar_type(), " on ", x.device());
-}
-
 void check_tensors(const Tensor& q, const KvView& view) {
   TORCH_CHECK_VALUE(q.defined() && view.k.defined() && view.v.defined() &&
                         view.limits.defined(),
                     "[attend] q, view.k, view.v and view.limits must be "
                     "defined but got ",
-                    describe(q), ", ", describe(view.k), ", ", describe(view.v),
-                    " and ", describe(view.limits), ".");
-  TORCH_CHECK_NOT_IMPLEMENTED(q.device().is_cpu(), "[attend] q is on ",
-                              q.device(), ", but attend on ", q.device().type(),
-                              " needs the ", q.device().type(),
-                              " target, which this build has not; move q and "
-                              "the cache to cpu.");
+                    tensor_text(q), ", ", tensor_text(view.k), ", ",
+                    tensor_text(view.v), " and ", tensor_text(view.limits),
+                    ".");
+  const bool half = q.scalar_type() == at::kHalf && !q.is_cpu();
   TORCH_CHECK_TYPE(
-      q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16,
-      "[attend] q must be float32 or bfloat16 but got ", q.scalar_type(),
+      q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16 || half,
+      "[attend] q must be ",
+      q.is_cpu() ? "float32 or bfloat16" : "float32, bfloat16 or float16",
+      " on ", q.device().type(), " but got ", dtype_text(q.scalar_type()),
       "; convert the model and its cache to one of them.");
   TORCH_CHECK_NOT_IMPLEMENTED(
       view.format == KvFormat::kPlain && !view.blocks.defined() &&
@@ -47,7 +42,7 @@ void check_tensors(const Tensor& q, const KvView& view) {
       "[attend] the view must be plain but is quantised or paged; use a cache "
       "kind that stores K and V plainly.");
   TORCH_CHECK_VALUE(q.dim() == 4, "[attend] q must be [B, Hq, T, D] but got ",
-                    describe(q), ".");
+                    tensor_text(q), ".");
   for (const auto& [name, x] :
        {std::pair<const char*, const Tensor&>{"view.k", view.k},
         {"view.v", view.v}}) {
@@ -55,8 +50,8 @@ void check_tensors(const Tensor& q, const KvView& view) {
         x.dim() == 4 && x.size(0) == q.size(0) && x.size(3) == q.size(3) &&
             x.scalar_type() == q.scalar_type() && x.device() == q.device(),
         "[attend] ", name, " must be [", q.size(0), ", H, S, ", q.size(3), "] ",
-        q.scalar_type(), " on ", q.device(), " like q but got ", describe(x),
-        ".");
+        dtype_text(q.scalar_type()), " on ", q.device(), " like q but got ",
+        tensor_text(x), ".");
   }
   TORCH_CHECK_VALUE(view.k.sizes() == view.v.sizes(),
                     "[attend] view.k and view.v must have one shape but got ",
@@ -67,7 +62,7 @@ void check_tensors(const Tensor& q, const KvView& view) {
       "got ",
       q.size(1), " and ", view.k.size(1), ".");
   TORCH_CHECK_VALUE(q.size(3) > 0, "[attend] D must be positive but q is ",
-                    describe(q), ".");
+                    tensor_text(q), ".");
   for (const auto& [name, x] : {std::pair<const char*, const Tensor&>{"q", q},
                                 {"view.k", view.k},
                                 {"view.v", view.v}}) {
@@ -81,7 +76,7 @@ void check_tensors(const Tensor& q, const KvView& view) {
           limits.size(1) == q.size(2) && limits.scalar_type() == at::kLong &&
           limits.device() == q.device(),
       "[attend] view.limits must be [", q.size(0), ", ", q.size(2),
-      "] Long on ", q.device(), " but got ", describe(limits), ".");
+      "] int64 on ", q.device(), " but got ", tensor_text(limits), ".");
 }
 
 // Beyond, block numbers times their size would not be an int64.
@@ -99,8 +94,8 @@ void check_sinks(const KvView& view) {
                     "key is seen anyway.");
 }
 
-// Every visible key must lie in a cell that exists.
-void check_ranges(const AttentionCall& call, const KvView& view) {
+// The numbers of the view against its cells.
+void check_cells(const KvView& view) {
   const int64_t cells = view.k.size(2);
   TORCH_CHECK_VALUE(view.window >= 0 && view.window <= cells,
                     "[attend] view.window must be within [0, ", cells,
@@ -116,7 +111,11 @@ void check_ranges(const AttentionCall& call, const KvView& view) {
                     "[attend] view.k must have cells for view.sinks and "
                     "view.ring but got ",
                     cells, " for ", view.sinks, " and ", view.ring, ".");
-  const int64_t readable = view.window > 0 ? view.window : cells;
+}
+
+// Every visible key must lie in a cell that exists.
+void check_limits(const AttentionCall& call, const KvView& view) {
+  const int64_t readable = view.window > 0 ? view.window : view.k.size(2);
   const int64_t most = view.ring > 0 ? view.ring : readable;
   const char* beside_sinks =
       view.ring > 0 && view.sinks > 0 ? " beside the sinks" : "";
@@ -137,23 +136,8 @@ void check_ranges(const AttentionCall& call, const KvView& view) {
   }
 }
 
-// Up to here the decode role shares out keys: with more queries the partial
-// results would cost more than they spread.
-constexpr int64_t kFewTokens = 32;
-
-}  // namespace
-
-Tensor attend(const Tensor& q, const KvView& view,
-              const AttendOptions& options) {
-  if (q.is_neg()) {  // kernels read memory, where the sign is not
-    return attend(q.resolve_neg(), view, options);
-  }
-  check_tensors(q, view);
-  const int64_t B = q.size(0), Hq = q.size(1), T = q.size(2), D = q.size(3);
-  const double scale =
-      options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
-  TORCH_CHECK_VALUE(std::isfinite(scale),
-                    "[attend] scale must be finite but got ", scale, ".");
+// All but the output.
+AttentionCall call_of(const Tensor& q, const KvView& view, double scale) {
   AttentionCall call;
   call.element = q.scalar_type() == at::kFloat ? kernels::Element::kFloat32
                                                : kernels::Element::kBFloat16;
@@ -169,13 +153,40 @@ Tensor attend(const Tensor& q, const KvView& view,
   call.v_cell = view.v.stride(2);
   call.limits_row = view.limits.stride(0);
   call.limits_token = view.limits.stride(1);
-  call.rows = B, call.heads = view.k.size(1), call.group = Hq / call.heads;
-  call.tokens = T, call.head_dim = D;
+  call.rows = q.size(0), call.heads = view.k.size(1);
+  call.group = q.size(1) / call.heads;
+  call.tokens = q.size(2), call.head_dim = q.size(3);
   call.sliding = view.sliding, call.sinks = view.sinks;
   call.ring = view.ring;
   call.scale = static_cast<float>(scale * std::numbers::log2e);
-  check_ranges(call, view);
+  return call;
+}
 
+// Up to here the decode role shares out keys: with more queries the partial
+// results would cost more than they spread.
+constexpr int64_t kFewTokens = 32;
+
+}  // namespace
+
+Tensor attend(const Tensor& q, const KvView& view,
+              const AttendOptions& options) {
+  if (q.is_neg()) {  // kernels read memory, where the sign is not
+    return attend(q.resolve_neg(), view, options);
+  }
+  check_tensors(q, view);
+  check_cells(view);
+  const int64_t B = q.size(0), Hq = q.size(1), T = q.size(2), D = q.size(3);
+  const double scale =
+      options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
+  TORCH_CHECK_VALUE(std::isfinite(scale),
+                    "[attend] scale must be finite but got ", scale, ".");
+  if (!q.is_cpu()) {
+    return attend_by_ops(
+        q, view, options,
+        varlen_serves(q, view) ? AttentionOps::kVarlen : AttentionOps::kMasked);
+  }
+  AttentionCall call = call_of(q, view, scale);
+  check_limits(call, view);  // elsewhere they would have to be waited for
   Tensor out = at::empty({B, T, Hq, D}, q.options());
   call.out = out.mutable_data_ptr();
   const bool by_keys = options.role == Role::kDecode && T <= kFewTokens;

