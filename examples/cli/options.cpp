@@ -2,12 +2,15 @@
 
 #include "examples/cli/options.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
 #include <charconv>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
+#include <string_view>
 
 #include "examples/cli/errors.h"
 
@@ -28,15 +31,6 @@ void check_at_least_one(const char* option, std::optional<int64_t> value) {
   }
 }
 
-void check_device(const std::string& device) {
-  if (device == "cpu") return;
-  if (device == "cuda" || device.starts_with("cuda:")) {
-    throw UsageError("--device " + device +
-                     ": this program has no CUDA part yet; use --device cpu");
-  }
-  throw UsageError("--device must be cpu but got " + device);
-}
-
 }  // namespace
 
 std::optional<at::ScalarType> ModelOptions::scalar_type() const {
@@ -50,6 +44,32 @@ std::optional<at::ScalarType> ModelOptions::scalar_type() const {
   }
   throw UsageError("--dtype must be auto, float32 or bfloat16 but got " +
                    dtype);
+}
+
+at::Device ModelOptions::torch_device() const {
+  if (device == "cpu") return at::kCPU;
+  constexpr std::string_view kPrefix = "cuda:";
+  at::DeviceIndex index = 0;
+  const bool numbered = device.starts_with(kPrefix);
+  if (numbered) {
+    const char* const end = device.data() + device.size();
+    const auto [stop, error] =
+        std::from_chars(device.data() + kPrefix.size(), end, index);
+    if (error != std::errc() || stop != end || index < 0) {
+      throw UsageError(
+          "--device cuda:N must have a number up to " +
+          std::to_string(std::numeric_limits<at::DeviceIndex>::max()) +
+          " but got " + device);
+    }
+  } else if (device != "cuda") {
+    throw UsageError("--device must be cpu, cuda or cuda:N but got " + device);
+  }
+  if (!c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
+    throw UsageError("--device " + device +
+                     ": this program was built without its CUDA part; use "
+                     "--device cpu, or build with -DKVCACHE_CUDA=ON");
+  }
+  return {at::kCUDA, index};
 }
 
 model::CacheKind ModelOptions::cache_kind() const {
@@ -66,7 +86,7 @@ model::CacheKind ModelOptions::cache_kind() const {
 void ModelOptions::check() const {
   scalar_type();
   cache_kind();
-  check_device(device);
+  torch_device();
   check_at_least_one("--threads", threads);
   if (threads && *threads > kMostThreads) {
     throw UsageError("--threads must be at most " +
@@ -95,7 +115,7 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("--threads", options.threads, "default: one a core")
       ->check(not_whole<int>)
       ->type_name("N");
-  command.add_option("--device", options.device, "cpu")
+  command.add_option("--device", options.device, "cpu, cuda or cuda:N")
       ->capture_default_str()
       ->type_name("DEVICE");
   command

@@ -1,6 +1,8 @@
 // options.h - what every command that runs a model is asked.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
@@ -25,6 +27,7 @@ struct ModelOptions {
 
   // What the words stand for; throw UsageError for one that does not exist.
   std::optional<at::ScalarType> scalar_type() const;  // empty: auto
+  at::Device torch_device() const;  // this program has its part for it
   model::CacheKind cache_kind() const;
   // All of the above, and that the numbers are in range.
   void check() const;

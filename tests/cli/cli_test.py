@@ -85,9 +85,10 @@ class UsageTest(ProgramTest):
         for option, value, text in (
             ("--dtype", "packed", "cannot be kept packed yet; use auto"),
             ("--dtype", "float16", "must be auto, float32 or bfloat16 but got float16"),
-            ("--device", "cuda", "no CUDA part yet; use --device cpu"),
-            ("--device", "cuda:1", "no CUDA part yet"),
-            ("--device", "tpu", "must be cpu but got tpu"),
+            ("--device", "tpu", "must be cpu, cuda or cuda:N but got tpu"),
+            ("--device", "cuda:x", "cuda:N must have a number up to 127 but got cuda:x"),
+            ("--device", "cuda:-1", "number up to 127 but got cuda:-1"),
+            ("--device", "cuda:128", "number up to 127 but got cuda:128"),
             ("--cache", "window", "does not exist yet; use preallocated, concat or none"),
             ("--cache", "state", "does not exist yet; use preallocated, concat or none"),
             ("--cache", "paged", "must be preallocated, concat or none but got paged"),
@@ -96,6 +97,20 @@ class UsageTest(ProgramTest):
                 self.assert_error(
                     2, command, "--model", LLAMA, "--tokens", "1", option, value, text=text
                 )
+
+    # A program without its CUDA part was asked wrongly; a machine without that
+    # many GPUs has failed.
+    def test_a_device_that_is_not_there(self):
+        texts = {
+            2: "--device cuda:99: this program was built without its CUDA part; "
+            "use --device cpu, or build with -DKVCACHE_CUDA=ON",
+            1: "there must be a device cuda:99 but this machine has ",
+        }
+        for command in ("generate", "score"):
+            args = (command, "--model", LLAMA, "--tokens", "1", "--device", "cuda:99")
+            status = run(*args)[0]
+            self.assertIn(status, texts)
+            self.assert_error(status, *args, text=texts[status])
 
     def test_numbers_out_of_range(self):
         for option, value, text in (

@@ -1,10 +1,14 @@
 // kvcache/model/transformer.h - a decoder driven by configuration.
 //
 // One forward for every family: norms, positions, attention and feed-forward
-// are chosen by the ModelConfig. Its memory is a Step of any Cache.
+// are chosen by the ModelConfig. Its memory is a Step of any Cache. Two sets of
+// arithmetic, one meaning: see ForwardKind.
 // B rows, T tokens, V vocabulary.
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,8 +21,17 @@
 
 namespace kvcache::model {
 
+enum class ForwardKind : uint8_t {
+  kAuto,       // packed on the CPU, operators elsewhere
+  kPackedCpu,  // own kernels over packed weights; row-exact, see row_exact()
+  kOps         // LibTorch's operators, on any device
+};
+
 struct LoadOptions {
   std::optional<at::ScalarType> dtype = {};  // empty: auto, see load_model()
+  // An error if the program does not link it, or there is none of that index.
+  at::Device device = at::kCPU;
+  ForwardKind forward = ForwardKind::kAuto;
   LogSink log = {};
   std::function<void(double fraction)> progress = {};  // 0 to 1
 };
@@ -27,18 +40,25 @@ struct LoadOptions {
 // between threads, each with a cache of its own. Evaluation only.
 class Transformer final : public LanguageModel {
  public:
-  // Weights of `source`, checked against `config`, packed once; `source` is
-  // kept, as embeddings are read from it row by row. No dtype: float32.
+  // Weights of `source`, checked against `config`, packed or moved once. On the
+  // CPU `source` is kept, as the packed forward reads embeddings from it row by
+  // row. No dtype: float32.
   Transformer(ModelConfig config, std::shared_ptr<const WeightSource> source,
               const LoadOptions& options = {});
   ~Transformer() override;
 
   const ModelConfig& config() const noexcept;
-  at::ScalarType dtype() const noexcept;  // of weights, activations, K/V
-  // A row's bits depend on nothing but its own inputs; probed at load.
+  at::ScalarType dtype() const noexcept;      // of weights, activations, K/V
+  at::Device device() const noexcept;         // of weights, K/V and logits
+  ForwardKind forward_kind() const noexcept;  // never kAuto
+  // A row's bits depend on nothing but its own inputs; probed at load. False
+  // for kOps: LibTorch's linears change their order of additions with the
+  // number of rows. Equal calls still give equal bits, so prefill in canonical
+  // chunks makes a warm run repeat a cold one.
   bool row_exact(Role role) const noexcept;
+  // Prefilled tokens have the bits of decoded ones. False for kOps.
   bool roles_agree() const noexcept;
-  size_t weight_bytes() const noexcept;
+  size_t weight_bytes() const noexcept;  // of linears and norms
 
   int64_t vocab_size() const noexcept override { return config().vocab_size; }
   int64_t context_length() const noexcept override {
@@ -50,6 +70,10 @@ class Transformer final : public LanguageModel {
   CacheSpec cache_spec(int64_t rows,
                        std::optional<int64_t> capacity) const override;
   void check_cache(const CacheSpec& spec) const override;
+  // `ids` on the CPU are checked, and copied to the model's device. On another
+  // device nothing is read back, so that a step may be recorded in a CUDA
+  // graph: ids there are not checked but clamped to the vocabulary, and
+  // positions there to the context. Logits are on the model's device.
   Tensor forward(const Tensor& ids, Step& step,
                  const ForwardOptions& options = {}) const override;
   Tensor forward(const Tensor& ids,
@@ -61,8 +85,8 @@ class Transformer final : public LanguageModel {
 };
 
 // A model folder or a .gguf. dtype auto: bfloat16 for a quantised file; else
-// the file's own, float16 as bfloat16; float32 where the CPU has no bfloat16
-// packing that is row-exact.
+// the file's own, float16 as bfloat16; float32 for a packed forward where the
+// CPU has no bfloat16 packing that is row-exact.
 std::shared_ptr<const Transformer> load_model(const std::string& path,
                                               const LoadOptions& options = {});
 

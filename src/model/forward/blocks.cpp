@@ -12,7 +12,7 @@ namespace kvcache::model {
 namespace {
 
 // [B, heads, T, head_dim] of the columns [first, first + heads * head_dim).
-Tensor head_view(const Tensor& from, const Tokens& tokens, int64_t first,
+Tensor head_view(const Tensor& from, const TokenSpans& tokens, int64_t first,
                  int64_t heads, int64_t head_dim) {
   const int64_t width = from.size(1);
   return from.as_strided({tokens.rows, heads, tokens.per_row, head_dim},
@@ -47,7 +47,7 @@ typename RowLoops<T>::Activate loop_of(Activation activation) {
 }  // namespace
 
 Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
-           const Tokens& of, LayerMemory& layers, Role of_role,
+           const TokenSpans& of, LayerMemory& layers, Role of_role,
            at::ScalarType dtype)
     : tokens(of), memory(layers), role(of_role) {
   if (!frequencies.empty()) rotary.emplace(tokens.positions, frequencies);
@@ -64,11 +64,11 @@ Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
   activated = scratch(count, config.intermediate_size, dtype);
 }
 
-Normalisation::Normalisation(Norm kind, Tensor weight, Tensor bias, double eps)
-    : weight_(kind == Norm::kRmsPlusOne ? weight.add(1.0) : std::move(weight)),
-      bias_(std::move(bias)),
-      eps_(static_cast<float>(eps)),
-      centre_(kind == Norm::kLayer) {}
+Normalisation::Normalisation(const ModelConfig& config, NormWeights weights)
+    : weight_(std::move(weights.weight)),
+      bias_(std::move(weights.bias)),
+      eps_(static_cast<float>(config.norm_eps)),
+      centre_(config.norm == Norm::kLayer) {}
 
 NormParameters Normalisation::parameters() const {
   return {weight_.const_data_ptr<float>(),

@@ -1,4 +1,4 @@
-// src/model/forward/blocks.h - what a layer of a decoder is made of.
+// src/model/forward/blocks.h - what a layer of the packed decoder is made of.
 //
 // Each block reads normed activations [N, hidden_size] and returns what is
 // added to the residual stream, [N, hidden_size]; both in the running dtype.
@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "src/model/forward/loader.h"
 #include "src/model/forward/packed_linear.h"
 #include "src/model/forward/pass.h"
 #include "src/model/forward/row_loops_table.h"
@@ -15,8 +16,7 @@ namespace kvcache::model {
 
 class Normalisation {
  public:
-  // `weight` and `bias` [width] float32; `bias` may be undefined.
-  Normalisation(Norm kind, Tensor weight, Tensor bias, double eps);
+  Normalisation(const ModelConfig& config, NormWeights weights);
 
   NormParameters parameters() const;
   int64_t width() const { return weight_.size(0); }
@@ -27,7 +27,7 @@ class Normalisation {
                      const Tensor& delta, int64_t tokens) const;
 
  private:
-  Tensor weight_, bias_;  // 1 + w is made at load
+  Tensor weight_, bias_;
   float eps_;
   bool centre_;
 };

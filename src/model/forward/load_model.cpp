@@ -21,10 +21,16 @@ std::string describe(const LayerSpec& layer) {
                       : c10::str(" over the last ", attention->sliding));
 }
 
-at::ScalarType automatic_dtype(const OpenedModel& opened) {
+bool packed(const LoadOptions& options) {
+  return options.device.is_cpu() && options.forward != ForwardKind::kOps;
+}
+
+at::ScalarType automatic_dtype(const OpenedModel& opened,
+                               const LoadOptions& options) {
   const bool wide = !opened.quantised &&
                     (opened.dtype == at::kFloat || opened.dtype == at::kDouble);
-  const bool float32 = wide || !PackedLinear::packs(at::kBFloat16);
+  const bool float32 =
+      wide || (packed(options) && !PackedLinear::packs(at::kBFloat16));
   return float32 ? at::kFloat : at::kBFloat16;
 }
 
@@ -41,10 +47,10 @@ void Transformer::check_cache(const CacheSpec& spec) const {
       "[Transformer::check_cache] the cache must have layers 0 to ",
       wanted.layers.size() - 1, " but has ", spec.layers.size(),
       " layers from ", spec.first_layer, " on", kRemedy);
-  TORCH_CHECK_VALUE(spec.device.is_cpu(),
-                    "[Transformer::check_cache] the cache must be on the CPU "
-                    "but is on ",
-                    spec.device, kRemedy);
+  TORCH_CHECK_VALUE(spec.device == wanted.device,
+                    "[Transformer::check_cache] the cache must be on ",
+                    wanted.device, " like the model but is on ", spec.device,
+                    kRemedy);
   for (size_t i = 0; i < wanted.layers.size(); ++i) {
     TORCH_CHECK_VALUE(spec.layers[i] == wanted.layers[i],
                       "[Transformer::check_cache] layer ", i, " must be ",
@@ -58,10 +64,10 @@ std::shared_ptr<const Transformer> load_model(const std::string& path,
   OpenedModel opened = open_model(path, {.log = options.log});
   const std::shared_ptr<const WeightSource> weights = std::move(opened.weights);
   LoadOptions chosen = options;
-  if (!chosen.dtype) chosen.dtype = automatic_dtype(opened);
+  if (!chosen.dtype) chosen.dtype = automatic_dtype(opened, options);
   auto model =
       std::make_shared<const Transformer>(opened.config, weights, chosen);
-  if (options.dtype || model->row_exact(Role::kDecode) ||
+  if (options.dtype || !packed(options) || model->row_exact(Role::kDecode) ||
       model->dtype() == at::kFloat) {
     return model;
   }

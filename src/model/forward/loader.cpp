@@ -1,17 +1,19 @@
-// src/model/forward/loader.cpp - the blocks of a decoder, made from its
-// weights.
+// src/model/forward/loader.cpp - the weights of a decoder, one piece at a time.
 #include "src/model/forward/loader.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace kvcache::model {
+namespace {
+
+std::string prefix_of(int64_t layer) { return c10::str("blk.", layer, "."); }
+
+}  // namespace
 
 Loader::Loader(const ModelConfig& config, const WeightSource& source,
                at::ScalarType dtype, const LoadOptions& options)
@@ -23,72 +25,79 @@ Loader::Loader(const ModelConfig& config, const WeightSource& source,
   }
 }
 
-PackedLinear Loader::head() {
+LinearWeights Loader::head() {
   return linear({config_.tie_word_embeddings ? "token_embd" : "output"});
 }
 
-Layer Loader::layer(int64_t index) {
-  const std::string prefix = c10::str("blk.", index, ".");
+LinearWeights Loader::qkv(int64_t layer) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      config_.layer_types[static_cast<size_t>(index)] != LayerType::kLinear,
-      "[Transformer] layer ", index, " of ", config_.source,
+      config_.layer_types[static_cast<size_t>(layer)] != LayerType::kLinear,
+      "[Transformer] layer ", layer, " of ", config_.source,
       " must be an attention layer but is linear attention, which this forward "
       "has not; use a model without it.");
-  // In the order of use, and in braces: evaluated from left to right.
-  return Layer{norm(prefix + "attn_norm"), attention(prefix),
-               norm(prefix + "ffn_norm"), feed_forward(prefix)};
+  const std::string prefix = prefix_of(layer);
+  if (config_.fused_qkv) return linear({prefix + "attn_qkv"});
+  return linear({prefix + "attn_q", prefix + "attn_k", prefix + "attn_v"});
 }
 
-std::unique_ptr<Mixer> Loader::attention(const std::string& prefix) {
-  Attention::Parts parts;
-  if (config_.fused_qkv) {
-    parts.qkv = linear({prefix + "attn_qkv"});
-  } else {
-    parts.qkv =
-        linear({prefix + "attn_q", prefix + "attn_k", prefix + "attn_v"});
-  }
-  parts.output = linear({prefix + "attn_output"});
-  if (config_.qk_norm) {
-    parts.q_norm = norm(prefix + "attn_q_norm");
-    parts.k_norm = norm(prefix + "attn_k_norm");
-  }
-  return std::make_unique<Attention>(config_, std::move(parts));
+LinearWeights Loader::attention_output(int64_t layer) {
+  return linear({prefix_of(layer) + "attn_output"});
 }
 
-FeedForward Loader::feed_forward(const std::string& prefix) {
-  std::vector<std::string> up;
-  if (config_.gated_mlp) up.push_back(prefix + "ffn_gate");
-  up.push_back(prefix + "ffn_up");
-  PackedLinear first = linear(up);
-  return {config_, std::move(first), linear({prefix + "ffn_down"})};
+LinearWeights Loader::up(int64_t layer) {
+  const std::string prefix = prefix_of(layer);
+  if (!config_.gated_mlp) return linear({prefix + "ffn_up"});
+  return linear({prefix + "ffn_gate", prefix + "ffn_up"});
 }
 
-Normalisation Loader::norm(const std::string& name) {
+LinearWeights Loader::down(int64_t layer) {
+  return linear({prefix_of(layer) + "ffn_down"});
+}
+
+NormWeights Loader::attention_norm(int64_t layer) {
+  return norm(prefix_of(layer) + "attn_norm");
+}
+
+NormWeights Loader::q_norm(int64_t layer) {
+  return norm(prefix_of(layer) + "attn_q_norm");
+}
+
+NormWeights Loader::k_norm(int64_t layer) {
+  return norm(prefix_of(layer) + "attn_k_norm");
+}
+
+NormWeights Loader::feed_forward_norm(int64_t layer) {
+  return norm(prefix_of(layer) + "ffn_norm");
+}
+
+NormWeights Loader::norm(const std::string& name) {
   const std::string bias = name + ".bias";
   // Copies: what the source returns may lie on the mapped file.
-  const Tensor weight = source_.read(name + ".weight", at::kFloat).clone();
-  Tensor offset;
-  if (source_.contains(bias)) offset = source_.read(bias, at::kFloat).clone();
-  const int64_t values = weight.numel() * (offset.defined() ? 2 : 1);
+  NormWeights made{source_.read(name + ".weight", at::kFloat).clone(), {}};
+  if (config_.norm == Norm::kRmsPlusOne) made.weight.add_(1.0);
+  if (source_.contains(bias)) {
+    made.bias = source_.read(bias, at::kFloat).clone();
+  }
+  const int64_t values = made.weight.numel() * (made.bias.defined() ? 2 : 1);
   bytes_ += static_cast<size_t>(values) * sizeof(float);
   values_ += values;
-  return {config_.norm, weight, offset, config_.norm_eps};
+  return made;
 }
 
-PackedLinear Loader::linear(const std::vector<std::string>& names) {
-  const Tensor biases = stacked_biases(names);
-  PackedLinear made(stacked(names), biases);
+LinearWeights Loader::linear(const std::vector<std::string>& names) {
+  LinearWeights made{stacked(names), stacked_biases(names)};
   const int64_t values =
-      made.outputs() * made.inputs() + (biases.defined() ? biases.numel() : 0);
+      made.weight.numel() + (made.bias.defined() ? made.bias.numel() : 0);
   bytes_ += static_cast<size_t>(values) * c10::elementSize(dtype_);
   values_ += values;
-  probe(made);
-  source_.release_pages();
-  if (options_.progress) {
-    options_.progress(std::min(
-        1.0, static_cast<double>(values_) / static_cast<double>(all_values_)));
-  }
   return made;
+}
+
+void Loader::finished() const {
+  source_.release_pages();
+  if (!options_.progress) return;
+  options_.progress(std::min(
+      1.0, static_cast<double>(values_) / static_cast<double>(all_values_)));
 }
 
 Tensor Loader::stacked(const std::vector<std::string>& names) const {
@@ -121,19 +130,6 @@ Tensor Loader::stacked_biases(const std::vector<std::string>& names) const {
                     names.size(), " matrices from ", names[0],
                     " on; all of them or none must have one.");
   return at::cat(biases);
-}
-
-// Equal shapes run the same code: one of each is enough.
-void Loader::probe(const PackedLinear& linear) {
-  if (!row_exact_) return;
-  if (!probed_.emplace(linear.outputs(), linear.inputs()).second) return;
-  row_exact_ = linear.probe_row_exact();
-  if (row_exact_ || !options_.log) return;
-  options_.log(
-      LogLevel::kWarning,
-      c10::str("the ", linear.outputs(), " x ", linear.inputs(), " ", dtype_,
-               " linear is not row-exact on this CPU: results "
-               "may depend on how many rows run together"));
 }
 
 }  // namespace kvcache::model

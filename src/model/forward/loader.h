@@ -1,50 +1,64 @@
-// src/model/forward/loader.h - the blocks of a decoder, made from its weights.
+// src/model/forward/loader.h - the weights of a decoder, one piece at a time.
 #pragma once
 
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kvcache/model/transformer.h"
-#include "src/model/forward/blocks.h"
 
 namespace kvcache::model {
 
-// Reads, packs and probes one tensor after the other, so that no more than one
-// of them is in memory twice.
+// What a linear is made of, on the CPU; may lie on the mapped file.
+struct LinearWeights {
+  Tensor weight;  // [N, K]
+  Tensor bias;    // [N] in the same dtype, or undefined
+};
+
+// Float32 copies, on the CPU.
+struct NormWeights {
+  Tensor weight;  // [width]; 1 + w of Norm::kRmsPlusOne is made here
+  Tensor bias;    // [width] or undefined
+};
+
+// Reads in the order it is asked, so that whoever packs or moves each piece
+// before the next has no more than one of them in memory twice.
 class Loader {
  public:
   Loader(const ModelConfig& config, const WeightSource& source,
          at::ScalarType dtype, const LoadOptions& options);
 
-  PackedLinear head();
-  Normalisation final_norm() { return norm("output_norm"); }
-  Layer layer(int64_t index);
+  LinearWeights head();
+  LinearWeights qkv(int64_t layer);  // rows of q, k, v below each other
+  LinearWeights attention_output(int64_t layer);
+  LinearWeights up(int64_t layer);  // rows of gate, then of up, if gated
+  LinearWeights down(int64_t layer);
 
-  // Of everything made so far.
+  NormWeights final_norm() { return norm("output_norm"); }
+  NormWeights attention_norm(int64_t layer);
+  NormWeights q_norm(int64_t layer);
+  NormWeights k_norm(int64_t layer);
+  NormWeights feed_forward_norm(int64_t layer);
+
+  // A linear is where it belongs: its pages of the file are given back.
+  void finished() const;
+
+  // Of linears and norms read so far, in the dtype they run in.
   size_t bytes() const noexcept { return bytes_; }
-  bool row_exact() const noexcept { return row_exact_; }
 
  private:
-  std::unique_ptr<Mixer> attention(const std::string& prefix);
-  FeedForward feed_forward(const std::string& prefix);
-  Normalisation norm(const std::string& name);
+  NormWeights norm(const std::string& name);
   // The named matrices below each other; biases likewise, all or none.
-  PackedLinear linear(const std::vector<std::string>& names);
+  LinearWeights linear(const std::vector<std::string>& names);
   Tensor stacked(const std::vector<std::string>& names) const;
   Tensor stacked_biases(const std::vector<std::string>& names) const;
-  void probe(const PackedLinear& linear);
 
   const ModelConfig& config_;
   const WeightSource& source_;
   at::ScalarType dtype_;
   const LoadOptions& options_;
   size_t bytes_ = 0;
-  int64_t values_ = 0;  // made, for progress
+  int64_t values_ = 0;  // read, for progress
   int64_t all_values_ = 0;
-  bool row_exact_ = true;
-  std::set<std::pair<int64_t, int64_t>> probed_;  // outputs, inputs
 };
 
 }  // namespace kvcache::model

@@ -18,7 +18,7 @@
 namespace kvcache::model {
 
 // The tokens of a forward, [B * T].
-struct Tokens {
+struct TokenSpans {
   int64_t rows = 0;     // B
   int64_t per_row = 0;  // T
   std::span<const int64_t> ids;
@@ -32,10 +32,10 @@ struct Tokens {
 struct Pass {
   // `frequencies`: of the rotation, see RotaryTable; empty: none.
   Pass(const ModelConfig& config, std::span<const float> frequencies,
-       const Tokens& of, LayerMemory& layers, Role of_role,
+       const TokenSpans& of, LayerMemory& layers, Role of_role,
        at::ScalarType dtype);
 
-  const Tokens& tokens;
+  const TokenSpans& tokens;
   LayerMemory& memory;
   Role role;
   std::optional<RotaryTable> rotary;

@@ -59,6 +59,13 @@ std::span<const float> logits_row(const Tensor& logits, int64_t row) {
           width};
 }
 
+namespace {
+
+// Where the sampler reads them; waits for a device.
+Tensor on_cpu(const Tensor& logits) { return logits.cpu().contiguous(); }
+
+}  // namespace
+
 Tensor feed(const LanguageModel& model, Cache& cache, const Tensor& ids,
             const ForwardOptions& options) {
   const c10::InferenceMode guard;
@@ -66,13 +73,13 @@ Tensor feed(const LanguageModel& model, Cache& cache, const Tensor& ids,
       {.tokens = ids.size(1), .first_row = 0, .rows = ids.size(0)});
   Tensor logits = model.forward(ids, step, options);
   step.commit();
-  return logits.contiguous();
+  return on_cpu(logits);
 }
 
 Tensor feed(const LanguageModel& model, const Tensor& ids,
             const ForwardOptions& options) {
   const c10::InferenceMode guard;
-  return model.forward(ids, options).contiguous();
+  return on_cpu(model.forward(ids, options));
 }
 
 Tensor prefill(const LanguageModel& model, Cache& cache, const Tensor& ids,

@@ -1,0 +1,51 @@
+// src/model/forward/decoder.h - the arithmetic of a Transformer.
+//
+// Two of them, one meaning. The packed one is for the CPU: own loops over
+// packed weights, row-exact. The other is LibTorch's operators, for any device,
+// and may be recorded in a CUDA graph.
+#pragma once
+
+#include <memory>
+
+#include "kvcache/model/transformer.h"
+#include "src/model/forward/layer_memory.h"
+
+namespace kvcache::model {
+
+// The tokens of a forward, [B, T] int64 each; alive where limits > 0.
+struct Tokens {
+  Tensor ids;        // any number where dead
+  Tensor positions;  // 0 where dead
+  Tensor limits;     // keys seen
+};
+
+class Decoder {
+ public:
+  Decoder() = default;
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+  virtual ~Decoder() = default;
+
+  // Float32 logits, see LanguageModel::forward(). Shapes are checked, and so
+  // are ids and positions that lie on the CPU.
+  virtual Tensor run(const Tokens& tokens, LayerMemory& memory,
+                     const ForwardOptions& options) const = 0;
+  // See Transformer.
+  virtual bool row_exact() const noexcept = 0;
+  virtual bool roles_agree() const noexcept = 0;
+  virtual size_t weight_bytes() const noexcept = 0;
+};
+
+// What a decoder is made of; `config` must outlive it.
+struct DecoderParts {
+  const ModelConfig& config;
+  std::shared_ptr<const WeightSource> source;
+  at::ScalarType dtype;
+  at::Device device;
+  const LoadOptions& options;
+};
+
+std::unique_ptr<Decoder> make_packed_decoder(const DecoderParts& parts);
+std::unique_ptr<Decoder> make_ops_decoder(const DecoderParts& parts);
+
+}  // namespace kvcache::model

@@ -1,0 +1,268 @@
+// src/model/forward/packed_decoder.cpp - the CPU's decoder: packed linears, own
+// loops, one order of additions whatever runs together.
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "src/model/forward/blocks.h"
+#include "src/model/forward/decoder.h"
+#include "src/model/forward/loader.h"
+#include "src/model/forward/row_loops.h"
+
+namespace kvcache::model {
+namespace {
+
+constexpr const char* kEmbedding = "token_embd.weight";
+constexpr const char* kPositions = "position_embd.weight";
+
+// Rows of the head that run together: bounds the memory of all_logits.
+constexpr int64_t kHeadRows = 256;
+
+std::span<const int64_t> values_of(const Tensor& numbers) {
+  return {numbers.const_data_ptr<int64_t>(),
+          static_cast<size_t>(numbers.numel())};
+}
+
+// Of the tokens of each row that the caller wants logits of: their indices, -1
+// where there is none.
+std::vector<int64_t> wanted_tokens(const TokenSpans& tokens, bool all) {
+  std::vector<int64_t> wanted;
+  for (int64_t row = 0; row < tokens.rows; ++row) {
+    int64_t last = -1;
+    for (int64_t t = 0; t < tokens.per_row; ++t) {
+      const int64_t i = row * tokens.per_row + t;
+      if (tokens.live(i)) last = i;
+      if (all) wanted.push_back(tokens.live(i) ? i : -1);
+    }
+    if (!all) wanted.push_back(last);
+  }
+  return wanted;
+}
+
+// A step of so many tokens gives its scratch, some 20 KB a token, back.
+constexpr int64_t kTrimmedTokens = 128;
+
+// Memory that was freed goes back to the system.
+void trim_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+// Packs linears, and asks of each shape whether it is row-exact.
+class Packer {
+ public:
+  Packer(Loader& loader, const LoadOptions& options)
+      : loader_(loader), options_(options) {}
+
+  PackedLinear operator()(LinearWeights weights) {
+    PackedLinear made(weights.weight, weights.bias);
+    weights = {};
+    probe(made);
+    loader_.finished();
+    return made;
+  }
+  bool row_exact() const { return row_exact_; }
+
+ private:
+  // Equal shapes run the same code: one of each is enough.
+  void probe(const PackedLinear& linear) {
+    if (!row_exact_) return;
+    if (!probed_.emplace(linear.outputs(), linear.inputs()).second) return;
+    row_exact_ = linear.probe_row_exact();
+    if (row_exact_ || !options_.log) return;
+    options_.log(LogLevel::kWarning,
+                 c10::str("the ", linear.outputs(), " x ", linear.inputs(), " ",
+                          linear.dtype(),
+                          " linear is not row-exact on this CPU: results may "
+                          "depend on how many rows run together"));
+  }
+
+  Loader& loader_;
+  const LoadOptions& options_;
+  bool row_exact_ = true;
+  std::set<std::pair<int64_t, int64_t>> probed_;  // outputs, inputs
+};
+
+Layer make_layer(const ModelConfig& config, Loader& loader, Packer& pack,
+                 int64_t index) {
+  Normalisation mixer_norm(config, loader.attention_norm(index));
+  Attention::Parts parts;
+  parts.qkv = pack(loader.qkv(index));
+  parts.output = pack(loader.attention_output(index));
+  if (config.qk_norm) {
+    parts.q_norm.emplace(config, loader.q_norm(index));
+    parts.k_norm.emplace(config, loader.k_norm(index));
+  }
+  Normalisation feed_forward_norm(config, loader.feed_forward_norm(index));
+  PackedLinear up = pack(loader.up(index));
+  PackedLinear down = pack(loader.down(index));
+  return {std::move(mixer_norm),
+          std::make_unique<Attention>(config, std::move(parts)),
+          std::move(feed_forward_norm),
+          FeedForward(config, std::move(up), std::move(down))};
+}
+
+class PackedDecoder final : public Decoder {
+ public:
+  explicit PackedDecoder(const DecoderParts& parts);
+  Tensor run(const Tokens& tokens, LayerMemory& memory,
+             const ForwardOptions& options) const override;
+  bool row_exact() const noexcept override { return row_exact_; }
+  // One arithmetic for both.
+  bool roles_agree() const noexcept override { return true; }
+  size_t weight_bytes() const noexcept override { return weight_bytes_; }
+
+ private:
+  void run_layers(Pass& pass, const std::vector<int64_t>& wanted,
+                  const Tensor& logits) const;
+  void embed(const Pass& pass) const;
+  void write_logits(Pass& pass, const Tensor& delta,
+                    const std::vector<int64_t>& wanted,
+                    const Tensor& logits) const;
+
+  const ModelConfig& config_;
+  std::shared_ptr<const WeightSource> source_;  // embeddings are read from it
+  at::ScalarType dtype_;
+  std::vector<float> frequencies_;  // empty: learned positions
+  PackedLinear head_;
+  std::vector<Layer> layers_;
+  std::optional<Normalisation> final_norm_;
+  size_t weight_bytes_ = 0;
+  bool row_exact_ = false;
+};
+
+PackedDecoder::PackedDecoder(const DecoderParts& parts)
+    : config_(parts.config), source_(parts.source), dtype_(parts.dtype) {
+  if (config_.positions == Positions::kRotary) {
+    frequencies_ = inverse_frequencies(config_.rope);
+  }
+  if (parts.options.log && !PackedLinear::packs(dtype_)) {
+    parts.options.log(LogLevel::kWarning,
+                      c10::str("this CPU cannot pack ", dtype_,
+                               " weights: long prompts will be slow; float32 "
+                               "is faster here"));
+  }
+  Loader loader(config_, *source_, dtype_, parts.options);
+  Packer pack(loader, parts.options);
+  head_ = pack(loader.head());  // the largest first, while little else is there
+  for (int64_t i = 0; i < config_.layers; ++i) {
+    layers_.push_back(make_layer(config_, loader, pack, i));
+  }
+  final_norm_.emplace(config_, loader.final_norm());
+  weight_bytes_ = loader.bytes();
+  row_exact_ = pack.row_exact();
+  trim_heap();
+}
+
+// Dead tokens are 0, whatever their ids.
+void PackedDecoder::embed(const Pass& pass) const {
+  const TokenSpans& tokens = pass.tokens;
+  const int64_t width = config_.hidden_size;
+  auto* hidden = data_of<float>(pass.hidden);
+  const bool learned = config_.positions == Positions::kLearned;
+  constexpr int64_t kCost = 8;  // dequantising takes longer than a plain pass
+  for_each_row(tokens.count(), kCost * width, [&](int64_t i) {
+    float* row = hidden + i * width;
+    const auto at = static_cast<size_t>(i);
+    if (!tokens.live(i)) {
+      std::fill(row, row + width, 0.0F);
+      return;
+    }
+    source_->read_rows(kEmbedding, tokens.ids[at], 1, row);
+    if (!learned) return;
+    std::vector<float> position(static_cast<size_t>(width));
+    source_->read_rows(kPositions, tokens.positions[at], 1, position.data());
+    for (int64_t j = 0; j < width; ++j) {
+      row[j] += position[static_cast<size_t>(j)];
+    }
+  });
+}
+
+void PackedDecoder::write_logits(Pass& pass, const Tensor& delta,
+                                 const std::vector<int64_t>& wanted,
+                                 const Tensor& logits) const {
+  const int64_t width = config_.hidden_size, vocabulary = config_.vocab_size;
+  const NormParameters norm = final_norm_->parameters();
+  std::vector<int64_t> outputs;  // of a token that lives
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i] >= 0) outputs.push_back(static_cast<int64_t>(i));
+  }
+  with_row_type(dtype_, [&](auto type) {
+    using T = decltype(type);
+    const RowLoops<T>& loops = row_loops<T>();
+    for (size_t first = 0; first < outputs.size(); first += kHeadRows) {
+      const std::span<const int64_t> chunk = std::span(outputs).subspan(
+          first, std::min<size_t>(kHeadRows, outputs.size() - first));
+      const auto rows = static_cast<int64_t>(chunk.size());
+      const Tensor normed = at::zeros({PackedLinear::padded_rows(rows), width},
+                                      at::TensorOptions(dtype_));
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t token =
+            wanted[static_cast<size_t>(chunk[static_cast<size_t>(i)])];
+        loops.add_norm(data_of<T>(normed) + i * width,
+                       data_of<float>(pass.hidden) + token * width,
+                       data_of<T>(delta) + token * width, norm, width);
+      }
+      const Tensor scores = head_(normed);
+      for_each_row(rows, vocabulary, [&](int64_t i) {
+        loops.to_float(
+            data_of<float>(logits) + chunk[static_cast<size_t>(i)] * vocabulary,
+            data_of<T>(scores) + i * vocabulary, vocabulary);
+      });
+    }
+  });
+}
+
+Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
+                          const ForwardOptions& options) const {
+  const Tensor ids = tokens.ids.contiguous();
+  const Tensor positions = tokens.positions.contiguous();
+  const Tensor limits = tokens.limits.contiguous();
+  const TokenSpans spans{ids.size(0), ids.size(1), values_of(ids),
+                         values_of(positions), values_of(limits)};
+  const std::vector<int64_t> wanted = wanted_tokens(spans, options.all_logits);
+  // Made outside of inference mode, so that a caller may change it in place.
+  const Tensor logits = at::zeros(
+      {spans.rows, options.all_logits ? spans.per_row : 1, config_.vocab_size},
+      at::TensorOptions(at::kFloat));
+  {
+    const c10::InferenceMode inference;
+    Pass pass(config_, frequencies_, spans, memory, options.role, dtype_);
+    run_layers(pass, wanted, logits);
+  }
+  if (spans.count() >= kTrimmedTokens) trim_heap();
+  return logits;
+}
+
+void PackedDecoder::run_layers(Pass& pass, const std::vector<int64_t>& wanted,
+                               const Tensor& logits) const {
+  embed(pass);
+  const int64_t tokens = pass.tokens.count();
+  Tensor delta;  // what the block before adds to the residual stream
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    layer.mixer_norm.add_and_apply(pass.normed, pass.hidden, delta, tokens);
+    delta = layer.mixer->run(pass, static_cast<int64_t>(i));
+    layer.feed_forward_norm.add_and_apply(pass.normed, pass.hidden, delta,
+                                          tokens);
+    delta = layer.feed_forward.run(pass);
+  }
+  write_logits(pass, delta, wanted, logits);
+}
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_packed_decoder(const DecoderParts& parts) {
+  return std::make_unique<PackedDecoder>(parts);
+}
+
+}  // namespace kvcache::model
