@@ -137,7 +137,10 @@ void Cache::begin_device() {
   for (size_t i = 0; i < step.views.size(); ++i) {
     const CellLayout& layout = impl.layouts[impl.layout_of[i]];
     KvView& view = step.views[i];
-    view.window = layout.ring > 0 ? layout.sinks + layout.ring : step.window;
+    // All of the cells means the spare one too: packed kernels take no slice.
+    const int64_t window =
+        step.window == layout.dead ? step.window + 1 : step.window;
+    view.window = layout.ring > 0 ? layout.sinks + layout.ring : window;
     view.uniform = step.uniform && !step.recorded && layout.ring == 0;
   }
 }

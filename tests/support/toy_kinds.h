@@ -38,7 +38,7 @@ struct Kind {
         return bucket;
       }
     }
-    return buckets.empty() && !one_window ? keys : capacity;
+    return buckets.empty() && !one_window ? keys : capacity + spare;
   }
 };
 

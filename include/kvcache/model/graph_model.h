@@ -54,4 +54,35 @@ class GraphSampling {
   Tensor seen_;                         // [B, V] bool
 };
 
+struct GraphRunnerOptions {
+  // Null: plain steps, no static window.
+  std::shared_ptr<GraphBackend> backend = eager_graphs();
+  std::optional<size_t> byte_budget = {};  // of all graphs
+  // More than 1: that many tokens are fed and sampled in one replay, and read
+  // together. A text that ends inside of them is cut there.
+  int64_t steps_per_replay = 1;
+  SamplingOptions sampling = {};         // of the texts to come
+  std::vector<int64_t> end_tokens = {};  // that end a replay early
+};
+
+// What generate() decodes by, in the place of plain steps: recorded steps over
+// a cache of one row, and sampling inside of them. Both must outlive it. The
+// graphs of one text serve the next ones.
+class GraphRunner {
+ public:
+  GraphRunner(const LanguageModel& model, WindowCache& cache,
+              GraphRunnerOptions options = {});
+  GraphRunner(const GraphRunner&) = delete;  // the decoder refers to sampling_
+  GraphRunner& operator=(const GraphRunner&) = delete;
+
+  int64_t steps_per_replay() const noexcept { return steps_; }
+  GraphDecoder& decoder() noexcept { return decoder_; }
+  GraphSampling& sampling() noexcept { return sampling_; }
+
+ private:
+  int64_t steps_;
+  GraphSampling sampling_;
+  GraphDecoder decoder_;
+};
+
 }  // namespace kvcache::model

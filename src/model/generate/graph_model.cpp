@@ -151,6 +151,38 @@ GraphSampler GraphSampling::sampler() const {
   };
 }
 
+namespace {
+
+GraphSamplingOptions sampling_options(const LanguageModel& model,
+                                      const GraphRunnerOptions& options) {
+  const SamplingOptions& asked = options.sampling;
+  return {.steps = options.steps_per_replay,
+          .vocab_size = model.vocab_size(),
+          .device = model.cache_spec(1, 1).device,
+          .draws = asked.temperature > 0,
+          .filters = asked.top_k.value_or(0) > 0 ||
+                     asked.top_p.value_or(1) < 1 || asked.min_p.value_or(0) > 0,
+          .penalties = asked.repetition_penalty.value_or(1) != 1};
+}
+
+}  // namespace
+
+GraphRunner::GraphRunner(const LanguageModel& model, WindowCache& cache,
+                         GraphRunnerOptions options)
+    : steps_(options.steps_per_replay),
+      sampling_(sampling_options(model, options)),
+      decoder_(graph_model(model), cache,
+               {.backend = std::move(options.backend),
+                .byte_budget = options.byte_budget,
+                .steps_per_replay = steps_,
+                .end_tokens = std::move(options.end_tokens),
+                .sampler = sampling_.sampler(),
+                .sampler_inputs = sampling_.inputs()}) {
+  TORCH_CHECK_VALUE(cache.spec().rows == 1,
+                    "[GraphRunner] the cache must have 1 row but got ",
+                    cache.spec().rows, "; a batch needs a Batcher.");
+}
+
 std::vector<Tensor> GraphSampling::inputs() const {
   return {temperature_, top_p_, min_p_, top_k_, penalty_, uniform_, seen_};
 }
