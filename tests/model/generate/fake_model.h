@@ -134,12 +134,15 @@ class FakeModel final : public LanguageModel {
 
   mutable std::atomic<int64_t> steps = 0;        // forwards so far
   mutable std::atomic<int64_t> fail_after = -1;  // throw when `steps` passes it
+  mutable std::atomic<int64_t> fail_once_at = -1;  // and when it is just this
 
  private:
   template <typename HistoryOf>
   Tensor rows_of(const Tensor& ids, const ForwardOptions& options,
                  const HistoryOf& history_of) const {
-    TORCH_CHECK(fail_after < 0 || steps <= fail_after, "[FakeModel] told to.");
+    TORCH_CHECK(
+        (fail_after < 0 || steps <= fail_after) && steps != fail_once_at,
+        "[FakeModel] told to.");
     const int64_t last = ids.size(1) - 1;
     const int64_t count = options.all_logits ? ids.size(1) : 1;
     Tensor logits = at::zeros({ids.size(0), count, vocab_size_}, at::kFloat);

@@ -1,0 +1,66 @@
+// batch_rows.h - the requests in the rows of a batcher's cache.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "answer.h"
+#include "batch_decode.h"
+#include "batch_queue.h"
+
+namespace kvcache::model {
+
+// Admits, prefills, decodes and lets go. Used by one thread.
+class BatchRows {
+ public:
+  // All must outlive it.
+  BatchRows(const LanguageModel& model, Cache& cache, BatchDecode& decode,
+            BatchQueue& queue);
+
+  // One unit of work; false if there was none.
+  bool step();
+
+ private:
+  struct Row {
+    Row(const LanguageModel& model, QueuedRequestPtr from);
+    void report_prefill(int64_t done) const;
+
+    QueuedRequestPtr queued;
+    std::vector<int64_t>& sequence;  // the prompt and what was sampled
+    int64_t prompt;                  // tokens
+    double queued_ms;
+    Answer answer;
+    bool decoding = false;  // the whole prompt is in the cache
+  };
+
+  bool drop_cancelled();
+  bool admit();
+  void admit_to(int64_t row, const QueuedRequestPtr& queued);
+  void prefill();
+  bool prefill_chunk(int64_t row);
+  void decode();
+  void decode_alone(int64_t row);
+  bool take_decoded(int64_t row, double ms);
+
+  // Runs `work`, true when the text is over; what it throws ends the request.
+  template <typename Work>
+  void guard(int64_t row, Work work);
+  void finish(int64_t row);
+  void fail(int64_t row, const std::exception_ptr& error);
+  void release(int64_t row, BatchResult result);
+
+  Row& at(int64_t row) { return *rows_[static_cast<size_t>(row)]; }
+
+  const LanguageModel& model_;
+  Cache& cache_;
+  BatchDecode& decode_;
+  BatchQueue& queue_;
+  std::vector<std::optional<Row>> rows_;  // [B]; empty: a free slot
+  std::deque<int64_t> prefilling_;        // rows, as they were admitted
+  bool prefill_turn_ = true;
+  std::vector<int64_t> ids_, active_, alone_;  // [B] of the next decode step
+};
+
+}  // namespace kvcache::model
