@@ -174,9 +174,9 @@ void StaticDecoder::token_step(Step& step, int64_t repeat) const {
   scores.copy_(
       model_.forward(tokens_, step, {.role = Role::kDecode}).squeeze(1));
   const Tensor before = tokens_.squeeze(1);
-  Tensor next = options_.sampler ? options_.sampler(scores, repeat)
-                                 : at::argmax(scores, 1);
   const Tensor live = step.limits().squeeze(1).gt(0);  // none in a recording
+  Tensor next = options_.sampler ? options_.sampler(scores, live, repeat)
+                                 : at::argmax(scores, 1);
   next = at::where(live, next, before);
   ids_.select(0, repeat).copy_(next);
   if (ends_.defined()) {

@@ -9,6 +9,7 @@
 #include "examples/cli/commands.h"
 #include "examples/cli/engine.h"
 #include "examples/cli/errors.h"
+#include "examples/cli/graphs.h"
 
 namespace kvcache::cli {
 namespace {
@@ -47,6 +48,9 @@ Speed measure(const Options& options, const Engine& engine, int64_t length) {
     generate.max_new_tokens = options.decode + 1;
     generate.ignore_eos = true;
     const auto cache = cache_for(engine, options.model, tokens, generate);
+    const auto runner =
+        runner_for(engine, options.model, generate, cache.get());
+    generate.graphs = runner.get();
     const auto result =
         model::generate(*engine.model, cache.get(), tokens, generate);
     const model::GenerateTimings& timings = result.timings;

@@ -10,6 +10,7 @@
 
 #include "examples/cli/commands.h"
 #include "examples/cli/engine.h"
+#include "examples/cli/graphs.h"
 
 namespace kvcache::cli {
 namespace {
@@ -55,13 +56,13 @@ void run(const Options& options) {
   const Engine engine = load_engine(options.model, progress, true);
   Chat chat(options.model.model, engine);
   if (options.system) chat.add("system", *options.system);
-  const auto generate = [&] {
-    auto generate = generate_options(engine, options.model, options.text);
-    if (options.json) generate.log_probs = 0;
-    return generate;
-  }();
-  model::Conversation conversation(engine.model,
-                                   chat_cache(engine, options.model));
+  auto generate = generate_options(engine, options.model, options.text);
+  if (options.json) generate.log_probs = 0;
+  auto cache = chat_cache(engine, options.model);
+  Cache* const memory = cache.get();
+  model::Conversation conversation(engine.model, std::move(cache));
+  const auto runner = runner_for(engine, options.model, generate, memory);
+  generate.graphs = runner.get();
   const bool person = isatty(STDIN_FILENO) == 1 && !options.json;
   while (const auto line = next_line(person)) {
     chat.add("user", *line);

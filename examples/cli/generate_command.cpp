@@ -5,6 +5,7 @@
 #include "examples/cli/commands.h"
 #include "examples/cli/engine.h"
 #include "examples/cli/errors.h"
+#include "examples/cli/graphs.h"
 
 namespace kvcache::cli {
 namespace {
@@ -114,6 +115,8 @@ void run(const Options& options) {
     generate.log_probs = options.log_probs.value_or(0);
   }
   const auto cache = cache_for(engine, options.model, tokens, generate);
+  const auto runner = runner_for(engine, options.model, generate, cache.get());
+  generate.graphs = runner.get();
   const auto result =
       model::generate(*engine.model, cache.get(), tokens, generate,
                       hooks(options, progress, interrupt.token()));

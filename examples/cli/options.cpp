@@ -5,6 +5,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <fstream>
 #include <iostream>
@@ -20,6 +22,9 @@ namespace {
 // More than the cores of any machine; beyond, threads cannot be started and
 // LibTorch ends the process.
 constexpr int kMostThreads = 1024;
+
+// Tokens of one replay; each has a graph, and logits, of its own.
+constexpr int64_t kMostSteps = 256;
 
 // Longer than any model's context in bytes, short of filling the memory.
 constexpr size_t kMaxTextBytes = 256 << 20;
@@ -74,19 +79,48 @@ at::Device ModelOptions::torch_device() const {
 
 model::CacheKind ModelOptions::cache_kind() const {
   if (const auto kind = model::cache_kind(cache)) return *kind;
-  if (cache == "window" || cache == "state") {
+  if (cache == "state") {
     throw UsageError("--cache " + cache +
-                     ": this kind does not exist yet; use preallocated, concat "
-                     "or none");
+                     ": this kind does not exist yet; use preallocated, "
+                     "window, concat or none");
   }
-  throw UsageError("--cache must be preallocated, concat or none but got " +
-                   cache);
+  throw UsageError(
+      "--cache must be preallocated, window, concat or none but got " + cache);
+}
+
+void ModelOptions::check_graphs() const {
+  constexpr std::array kModes = {"auto", "cuda", "eager", "off"};
+  if (std::find(kModes.begin(), kModes.end(), graph) == kModes.end()) {
+    throw UsageError("--graph must be auto, cuda, eager or off but got " +
+                     graph);
+  }
+  check_at_least_one("--steps-per-replay", steps_per_replay);
+  if (steps_per_replay > kMostSteps) {
+    throw UsageError("--steps-per-replay must be at most " +
+                     std::to_string(kMostSteps) + " but got " +
+                     std::to_string(steps_per_replay));
+  }
+  const bool window = cache_kind() == model::CacheKind::kWindow;
+  if (!window && (graph == "cuda" || graph == "eager")) {
+    throw UsageError("--graph " + graph +
+                     ": only a window has recorded steps; add --cache window");
+  }
+  if (!window && steps_per_replay > 1) {
+    throw UsageError("--steps-per-replay " + std::to_string(steps_per_replay) +
+                     ": only a window has recorded steps; add --cache window");
+  }
+  if (graph == "cuda" && torch_device().is_cpu()) {
+    throw UsageError(
+        "--graph cuda: the model is on the CPU; add --device cuda,"
+        " or use --graph eager");
+  }
 }
 
 void ModelOptions::check() const {
   scalar_type();
   cache_kind();
   torch_device();
+  check_graphs();
   check_at_least_one("--threads", threads);
   if (threads && *threads > kMostThreads) {
     throw UsageError("--threads must be at most " +
@@ -120,7 +154,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->type_name("DEVICE");
   command
       .add_option("--cache", options.cache,
-                  "preallocated, concat, or none (recompute everything)")
+                  "preallocated, window (static shapes), concat, or none "
+                  "(recompute everything)")
       ->capture_default_str()
       ->type_name("KIND");
   command
@@ -128,6 +163,19 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
                   "most tokens of prompt and answer; default: what the request "
                   "needs, up to the model's context")
       ->check(not_whole<int64_t>)
+      ->type_name("N");
+  command
+      .add_option("--graph", options.graph,
+                  "how a window decodes: cuda graphs, eager (the same steps "
+                  "run again), off (plain steps), or auto: cuda on a GPU, "
+                  "eager elsewhere")
+      ->capture_default_str()
+      ->type_name("MODE");
+  command
+      .add_option("--steps-per-replay", options.steps_per_replay,
+                  "of a window: tokens made in one replay")
+      ->check(not_whole<int64_t>)
+      ->capture_default_str()
       ->type_name("N");
   command.add_option("--chunk", options.chunk, "tokens of a prefill step")
       ->check(not_whole<int64_t>)

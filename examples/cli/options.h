@@ -24,6 +24,8 @@ struct ModelOptions {
   std::string cache = "preallocated";
   std::optional<int64_t> context;
   int64_t chunk = 256;
+  std::string graph = "auto";  // of a window cache
+  int64_t steps_per_replay = 1;
 
   // What the words stand for; throw UsageError for one that does not exist.
   std::optional<at::ScalarType> scalar_type() const;  // empty: auto
@@ -31,6 +33,9 @@ struct ModelOptions {
   model::CacheKind cache_kind() const;
   // All of the above, and that the numbers are in range.
   void check() const;
+
+ private:
+  void check_graphs() const;
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);

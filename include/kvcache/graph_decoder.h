@@ -24,9 +24,10 @@ struct GraphModel {
 };
 
 // The next token of each row, [B] int64, out of logits [B, V] inside of a
-// recorded step: no number of the host, no synchronisation.
-using GraphSampler =
-    std::function<Tensor(const Tensor& logits, int64_t repeat)>;
+// recorded step: no number of the host, no synchronisation. Where `live` [B]
+// bool is not set the answer does not count, and nothing may be remembered.
+using GraphSampler = std::function<Tensor(const Tensor& logits,
+                                          const Tensor& live, int64_t repeat)>;
 
 struct GraphDecoderOptions {
   // Null: plain steps over the keys there are, no static window.

@@ -37,8 +37,18 @@ class SmolLm2Test(ProgramTest):
             self.assertIn("Paris", results[cache]["text"])
             self.assertNotIn("<|im_end|>", results[cache]["text"])
         for key in ("tokens", "logprobs"):
-            self.assertEqual(results["none"][key], results["concat"][key])
-            self.assertEqual(results["none"][key], results["preallocated"][key])
+            for cache in CACHES:
+                self.assertEqual(results["none"][key], results[cache][key], cache)
+
+    def test_a_window_across_buckets(self):
+        # 300 tokens behind a short prompt: windows of 128, 256 and the rest.
+        base = ("generate", "--model", MODEL, "--prompt", "Once upon a time",
+                "--max-new-tokens", "300", "--ignore-eos")
+        wanted = run_json(*base)
+        for way in ((), ("--steps-per-replay", "16")):
+            got = run_json(*base, "--cache", "window", "--graph", "eager", *way)
+            for key in ("tokens", "logprobs", "text"):
+                self.assertEqual(got[key], wanted[key], (key, way))
 
     def test_scores_agree(self):
         text = "The Cache interface stores keys and values of every token once. " * 12

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kvcache/cache.h"
+#include "kvcache/graph_backend.h"
 #include "kvcache/model/generate.h"
 #include "kvcache/model/language_model.h"
 
@@ -62,6 +63,9 @@ struct BatchResult {
 };
 
 struct BatcherOptions {
+  // Records the shared decode step; the cache then is a SlotCache. Null: plain
+  // steps, over a cache of any kind.
+  std::shared_ptr<GraphBackend> graphs = {};
   // Most requests that wait for a row; further ones are refused. Empty: no
   // bound.
   std::optional<int64_t> max_queued = {};

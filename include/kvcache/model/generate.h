@@ -23,6 +23,8 @@
 
 namespace kvcache::model {
 
+class GraphRunner;  // kvcache/model/graph_model.h
+
 // Tokens of one prefill step, counted from position 0.
 inline constexpr int64_t kCanonicalChunk = 256;
 // New tokens when nobody says how many.
@@ -39,6 +41,9 @@ struct GenerateOptions {
   bool ignore_eos = false;                // go on after every end token
   std::optional<int64_t> context = {};    // tokens; empty: the model's
   int64_t chunk = kCanonicalChunk;
+  // Decodes by its recorded steps, over the cache that it was made for, in the
+  // place of plain ones. Prefill stays as it is. A Batcher has its own.
+  GraphRunner* graphs = nullptr;
   // Also report log-probabilities: of each token, and of the n best beside it.
   std::optional<int64_t> log_probs = {};
 };

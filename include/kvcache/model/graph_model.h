@@ -38,8 +38,9 @@ class GraphSampling {
   void set_row(int64_t row, const SamplingOptions& options, Sampler& sampler,
                std::span<const int64_t> history);
 
-  // Inside of a step: `logits` [B, V] float32 -> [B] int64.
-  Tensor sample(const Tensor& logits, int64_t repeat) const;
+  // Inside of a step: `logits` [B, V] float32 -> [B] int64. Rows that are not
+  // `live` [B] bool have seen nothing new.
+  Tensor sample(const Tensor& logits, const Tensor& live, int64_t repeat) const;
   GraphSampler sampler() const;  // the same; this object must outlive it
   std::vector<Tensor> inputs() const;
 

@@ -74,7 +74,15 @@ void Answer::record(int64_t id, std::span<const float> logits,
 }
 
 bool Answer::take(std::span<const float> logits) {
-  const int64_t id = sampler_.sample(logits, sequence_);
+  return show(logits, sampler_.sample(logits, sequence_));
+}
+
+bool Answer::take(std::span<const float> logits, int64_t sampled) {
+  check_logits(logits);
+  return show(logits, sampled);
+}
+
+bool Answer::show(std::span<const float> logits, int64_t id) {
   GeneratedToken token{.id = id};
   record(id, logits, token);
   const bool end = is_end(id);

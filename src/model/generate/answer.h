@@ -37,6 +37,13 @@ class Answer {
 
   // Samples, records and shows one token; true if it is the last one.
   bool take(std::span<const float> logits);
+  // The same of a token that was sampled elsewhere.
+  bool take(std::span<const float> logits, int64_t sampled);
+  // Tokens that may still come.
+  int64_t left() const {
+    return new_tokens_ - static_cast<int64_t>(result_.tokens.size());
+  }
+  Sampler& sampler() noexcept { return sampler_; }
   void cancel() { result_.finish_reason = FinishReason::kCancelled; }
 
   // Timings, and what the memory held: for whoever computes.
@@ -49,6 +56,7 @@ class Answer {
 
  private:
   bool is_end(int64_t id) const;
+  bool show(std::span<const float> logits, int64_t id);
   void record(int64_t id, std::span<const float> logits, GeneratedToken& token);
 
   std::vector<int64_t>& sequence_;

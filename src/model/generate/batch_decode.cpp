@@ -6,8 +6,11 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "feed.h"
+#include "kvcache/model/graph_model.h"
 
 namespace kvcache::model {
 namespace {
@@ -60,7 +63,42 @@ class PlainDecode final : public BatchDecode {
   Tensor logits_;  // [rows_, 1, V]
 };
 
+class RecordedDecode final : public BatchDecode {
+ public:
+  RecordedDecode(const LanguageModel& model, SlotCache& slots,
+                 std::shared_ptr<GraphBackend> graphs)
+      : decoder_(graph_model(model), slots, {.backend = std::move(graphs)}),
+        ids_(at::zeros({slots.spec().rows, 1}, at::kLong)) {
+    while (slots.acquire()) {
+    }
+  }
+
+  void step(std::span<const int64_t> ids,
+            std::span<const int64_t> active) override {
+    std::copy(ids.begin(), ids.end(), ids_.mutable_data_ptr<int64_t>());
+    active_.assign(active.begin(), active.end());
+    const c10::InferenceMode guard;
+    logits_ = decoder_.step(ids_, active_).to(at::kCPU);
+  }
+
+  std::span<const float> logits(int64_t row) const override {
+    return logits_row(logits_, row);
+  }
+
+ private:
+  SlotGraphDecoder decoder_;
+  Tensor ids_;  // [B, 1]
+  std::vector<uint8_t> active_;
+  Tensor logits_;  // [B, 1, V]; on the CPU the decoder's own
+};
+
 }  // namespace
+
+std::unique_ptr<BatchDecode> make_recorded_decode(
+    const LanguageModel& model, SlotCache& slots,
+    std::shared_ptr<GraphBackend> graphs) {
+  return std::make_unique<RecordedDecode>(model, slots, std::move(graphs));
+}
 
 std::unique_ptr<BatchDecode> make_plain_decode(const LanguageModel& model,
                                                Cache& cache) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kvcache/model/language_model.h"
+#include "kvcache/slot_graph_decoder.h"
 
 namespace kvcache::model {
 
@@ -27,5 +28,11 @@ class BatchDecode {
 // one. `model` and `cache` must outlive it.
 std::unique_ptr<BatchDecode> make_plain_decode(const LanguageModel& model,
                                                Cache& cache);
+
+// By recorded steps over all slots, which are taken for good: the batcher says
+// who is active. The same lifetimes.
+std::unique_ptr<BatchDecode> make_recorded_decode(
+    const LanguageModel& model, SlotCache& slots,
+    std::shared_ptr<GraphBackend> graphs);
 
 }  // namespace kvcache::model

@@ -85,6 +85,18 @@ std::unique_ptr<Cache> checked(const LanguageModel* model,
   return cache;
 }
 
+std::unique_ptr<BatchDecode> decode_for(const LanguageModel& model,
+                                        Cache& cache,
+                                        std::shared_ptr<GraphBackend> graphs) {
+  if (!graphs) return make_plain_decode(model, cache);
+  auto* slots = dynamic_cast<SlotCache*>(&cache);
+  TORCH_CHECK_VALUE(slots,
+                    "[Batcher::Batcher] recorded steps need a SlotCache but "
+                    "got ",
+                    cache.describe(), "; make one, or leave graphs out.");
+  return make_recorded_decode(model, *slots, std::move(graphs));
+}
+
 }  // namespace
 
 std::string_view to_string(RefusalReason reason) noexcept {
@@ -112,8 +124,8 @@ struct Batcher::Impl {
        BatcherOptions options)
       : model(std::move(of)),
         cache(checked(model.get(), std::move(over))),
+        decode(decode_for(*model, *cache, options.graphs)),
         queue(std::move(options)),
-        decode(make_plain_decode(*model, *cache)),
         rows(*model, *cache, *decode, queue) {}
 
   bool step() {
@@ -124,8 +136,8 @@ struct Batcher::Impl {
 
   std::shared_ptr<const LanguageModel> model;
   std::unique_ptr<Cache> cache;
-  BatchQueue queue;
   std::unique_ptr<BatchDecode> decode;
+  BatchQueue queue;
   BatchRows rows;
   std::atomic<bool> stepping = false;
 };

@@ -9,6 +9,7 @@
 
 #include "answer.h"
 #include "feed.h"
+#include "kvcache/model/graph_model.h"
 #include "room.h"
 
 namespace kvcache::model {
@@ -55,6 +56,10 @@ class Generation {
     if (cache) {
       check_cache_state(model, *cache, static_cast<int64_t>(sequence.size()));
     }
+    TORCH_CHECK_VALUE(
+        !options.graphs || &options.graphs->decoder().cache() == cache,
+        "[generate] graphs must be over the cache that is given but are over "
+        "another one; make a GraphRunner for it.");
     answer_.emplace(model, sequence, options, hooks, new_tokens);
     answer_->result().reused = cache ? cache->lengths()[0] : 0;
   }
@@ -74,11 +79,50 @@ class Generation {
   GenerateTimings& timings() { return answer_->result().timings; }
 
   void loop() {
-    for (Tensor logits = timed_prefill(); logits.defined();
-         logits = timed_decode()) {
-      if (answer_->take(logits_row(logits))) return;
+    const Tensor logits = timed_prefill();
+    if (!logits.defined()) return answer_->cancel();
+    bool over = answer_->take(logits_row(logits));
+    while (!over) {
+      if (hooks_.stop.stop_requested()) return answer_->cancel();
+      over = many_fit() ? replay_many()
+                        : answer_->take(logits_row(timed_decode()));
     }
-    answer_->cancel();
+  }
+
+  bool many_fit() const {
+    const int64_t steps =
+        options_.graphs ? options_.graphs->steps_per_replay() : 1;
+    return steps > 1 && answer_->left() >= steps && cache_->fits(steps);
+  }
+
+  // Tokens of one replay, up to the one that ends the text.
+  bool replay_many() {
+    GraphRunner& graphs = *options_.graphs;
+    const auto start = Clock::now();
+    graphs.sampling().set_row(0, options_.sampling, answer_->sampler(),
+                              sequence_);
+    const DecodedTokens made = graphs.decoder().decode(
+        ids_tensor(std::span(sequence_).last(1)), graphs.steps_per_replay());
+    const Tensor logits = graphs.decoder().logits().to(at::kCPU);  // [N, 1, V]
+    timings().decode_ms += ms_since(start);
+    timings().decode_steps += made.fed[0];
+    const auto* ids = made.ids.const_data_ptr<int64_t>();
+    bool over = false;
+    try {
+      for (int64_t i = 0; i < made.fed[0] && !over; ++i) {
+        over = answer_->take(logits_row(logits, i), ids[i]);
+      }
+    } catch (...) {
+      forget_unseen();
+      throw;
+    }
+    forget_unseen();
+    return over;
+  }
+
+  // The cache holds what was shown, the last token not yet fed.
+  void forget_unseen() {
+    cache_->truncate(static_cast<int64_t>(sequence_.size()) - 1);
   }
 
   Tensor timed_prefill() {
@@ -109,15 +153,20 @@ class Generation {
   }
 
   Tensor timed_decode() {
-    if (hooks_.stop.stop_requested()) return {};
     const auto start = Clock::now();
-    Tensor logits =
-        cache_ ? feed(model_, *cache_, ids_tensor(std::span(sequence_).last(1)),
-                      {.role = Role::kDecode})
-               : feed(model_, ids_tensor(sequence_), {});
+    Tensor logits = decode();
     timings().decode_ms += ms_since(start);
     ++timings().decode_steps;
     return logits;
+  }
+
+  Tensor decode() const {
+    if (!cache_) return feed(model_, ids_tensor(sequence_), {});
+    const Tensor last = ids_tensor(std::span(sequence_).last(1));
+    if (options_.graphs) {
+      return options_.graphs->decoder().step(last).to(at::kCPU);
+    }
+    return feed(model_, *cache_, last, {.role = Role::kDecode});
   }
 
   const LanguageModel& model_;

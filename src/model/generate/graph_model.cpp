@@ -110,7 +110,8 @@ Tensor GraphSampling::filtered(const Tensor& logits,
   return at::zeros_like(weights).scatter(1, order, left);
 }
 
-Tensor GraphSampling::sample(const Tensor& raw, int64_t repeat) const {
+Tensor GraphSampling::sample(const Tensor& raw, const Tensor& live,
+                             int64_t repeat) const {
   Tensor logits = raw;
   if (options_.penalties) {
     constexpr double kLimit = std::numeric_limits<float>::max();
@@ -140,14 +141,15 @@ Tensor GraphSampling::sample(const Tensor& raw, int64_t repeat) const {
     chosen = at::where(temperature_.gt(0), drawn, chosen);
   }
   if (options_.penalties) {
-    Tensor(seen_).scatter_(1, chosen, true);
+    const Tensor now = seen_.gather(1, chosen).logical_or(live.unsqueeze(1));
+    Tensor(seen_).scatter_(1, chosen, now);
   }
   return chosen.squeeze(1);
 }
 
 GraphSampler GraphSampling::sampler() const {
-  return [this](const Tensor& logits, int64_t repeat) {
-    return sample(logits, repeat);
+  return [this](const Tensor& logits, const Tensor& live, int64_t repeat) {
+    return sample(logits, live, repeat);
   };
 }
 
