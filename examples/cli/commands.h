@@ -11,6 +11,7 @@ void add_chat(CLI::App& app);
 void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_batch(CLI::App& app);
 void add_bench(CLI::App& app);
 
 }  // namespace kvcache::cli

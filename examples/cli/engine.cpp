@@ -100,8 +100,7 @@ const model::Tokenizer& tokenizer_of(const Engine& engine, const char* why) {
   if (!engine.tokenizer) {
     throw std::runtime_error(
         std::string("the model has no tokenizer, which ") + why +
-        " needs; put its tokenizer.json into the folder, or use `generate "
-        "--tokens`");
+        " needs; put its tokenizer.json into the folder, or give token ids");
   }
   return *engine.tokenizer;
 }
@@ -116,6 +115,16 @@ void Chat::add(std::string role, std::string content) {
 
 std::vector<int64_t> Chat::tokens() const {
   return model::encode_chat(*tokenizer_, template_.render(messages_));
+}
+
+std::vector<int64_t> Prompts::tokens(const std::string& text, bool chat) {
+  if (!chat) {
+    return tokenizer_of(engine_, "a prompt").encode(text, {.add_bos = true});
+  }
+  if (!chat_) chat_.emplace(model_path_, engine_);
+  chat_->clear();
+  chat_->add("user", text);
+  return chat_->tokens();
 }
 
 std::unique_ptr<Cache> cache_for(const Engine& engine,

@@ -40,6 +40,7 @@ class Chat {
   Chat(const std::string& model_path, const Engine& engine);
 
   void add(std::string role, std::string content);
+  void clear() { messages_.clear(); }
   // The ids of all messages and of the start of an answer.
   std::vector<int64_t> tokens() const;
 
@@ -47,6 +48,20 @@ class Chat {
   model::TokenizerPtr tokenizer_;
   model::ChatTemplate template_;
   std::vector<model::ChatMessage> messages_;
+};
+
+// Texts as the model takes them: plain, or as the first turn of a chat.
+class Prompts {
+ public:
+  Prompts(std::string model_path, const Engine& engine)
+      : model_path_(std::move(model_path)), engine_(engine) {}
+
+  std::vector<int64_t> tokens(const std::string& text, bool chat);
+
+ private:
+  std::string model_path_;
+  const Engine& engine_;
+  std::optional<Chat> chat_;  // read when it is first asked for
 };
 
 // A cache of the kind and capacity that `options` ask for and `tokens` need.

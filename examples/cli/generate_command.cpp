@@ -42,16 +42,6 @@ void Options::check() const {
   }
 }
 
-std::vector<int64_t> prompt_tokens(const Options& options, const Engine& engine,
-                                   const std::string& text) {
-  if (!options.chat) {
-    return tokenizer_of(engine, "a prompt").encode(text, {.add_bos = true});
-  }
-  Chat chat(options.model.model, engine);
-  chat.add("user", text);
-  return chat.tokens();
-}
-
 Json best_json(const model::GenerateResult& result) {
   Json all = Json::array();
   for (const auto& best : result.best) {
@@ -108,7 +98,9 @@ void run(const Options& options) {
   Interrupt interrupt;
   Progress progress;
   const Engine engine = load_engine(options.model, progress, true);
-  if (!options.tokens) tokens = prompt_tokens(options, engine, text);
+  if (!options.tokens) {
+    tokens = Prompts(options.model.model, engine).tokens(text, options.chat);
+  }
 
   auto generate = generate_options(engine, options.model, options.text);
   if (options.json || options.log_probs) {

@@ -36,6 +36,22 @@ void check_at_least_one(const char* option, std::optional<int64_t> value) {
   }
 }
 
+std::string read_all(std::istream& in, const std::string& name) {
+  std::string text;
+  std::vector<char> block(1 << 16);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())),
+         in.gcount() > 0) {
+    text.append(block.data(), static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxTextBytes) {
+      throw std::runtime_error(name + ": must have at most " +
+                               std::to_string(kMaxTextBytes) +
+                               " bytes but has more");
+    }
+  }
+  if (in.bad()) throw std::runtime_error(name + ": cannot be read");
+  return text;
+}
+
 }  // namespace
 
 std::optional<at::ScalarType> ModelOptions::scalar_type() const {
@@ -259,26 +275,14 @@ std::vector<int64_t> parse_tokens(const std::string& text) {
   }
 }
 
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error(path + ": cannot be opened");
+  return read_all(file, path);
+}
+
 std::string read_text(const std::string& path) {
-  std::ifstream file;
-  if (path != "-") {
-    file.open(path, std::ios::binary);
-    if (!file) throw std::runtime_error(path + ": cannot be opened");
-  }
-  std::istream& in = path == "-" ? std::cin : file;
-  std::string text;
-  std::vector<char> block(1 << 16);
-  while (in.read(block.data(), static_cast<std::streamsize>(block.size())),
-         in.gcount() > 0) {
-    text.append(block.data(), static_cast<size_t>(in.gcount()));
-    if (text.size() > kMaxTextBytes) {
-      throw std::runtime_error(path + ": must have at most " +
-                               std::to_string(kMaxTextBytes) +
-                               " bytes but has more");
-    }
-  }
-  if (in.bad()) throw std::runtime_error(path + ": cannot be read");
-  return text;
+  return path == "-" ? read_all(std::cin, path) : read_file(path);
 }
 
 }  // namespace kvcache::cli

@@ -68,7 +68,9 @@ std::string not_whole(const std::string& text) {
 // "1,2,3"; throws UsageError for anything else.
 std::vector<int64_t> parse_tokens(const std::string& text);
 
-// All of a file, or of standard input for "-".
+// All of a file.
+std::string read_file(const std::string& path);
+// The same, or standard input for "-".
 std::string read_text(const std::string& path);
 
 }  // namespace kvcache::cli

@@ -20,7 +20,7 @@ from program import (
     tiny,
 )
 
-COMMANDS = ("generate", "chat", "score", "tokenize", "inspect", "bench")
+COMMANDS = ("generate", "chat", "score", "tokenize", "inspect", "batch", "bench")
 GENERATE_KEYS = [
     "prompt_tokens",
     "tokens",

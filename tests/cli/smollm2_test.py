@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -78,6 +79,47 @@ class SmolLm2Test(ProgramTest):
         self.assertIn("cancelled", err.decode())
         text = (first + rest).decode()
         self.assertTrue(text.startswith("The ") and text.endswith("\n"), text)
+
+    def requests(self):
+        """64 of many lengths, sorts and ends, and how to ask `generate` for each."""
+        topics = ("Paris", "a river in spring", "numbers", "the sea", "C++ and memory")
+        pairs = []
+        for i in range(64):
+            request = {"prompt": f"Tell me about {topics[i % 5]}. " * (1 + i * 7 % 9)}
+            request |= {"max_new_tokens": 2 + i * 5 % 17, "chat": i % 3 == 0}
+            args = ["--prompt", request["prompt"], "--max-new-tokens", 2 + i * 5 % 17]
+            args += ["--chat"] * request["chat"]
+            if i % 2:
+                request |= {"temperature": 0.8, "seed": i, "top_p": 0.9}
+                args += ["--temperature", 0.8, "--seed", i, "--top-p", 0.9]
+            if i % 4 == 1:
+                request |= {"repetition_penalty": 1.2, "stop": [" the", "."]}
+                args += ["--repetition-penalty", 1.2, "--stop", " the", "--stop", "."]
+            pairs.append((request, args))
+        return pairs
+
+    def test_a_batch_is_one_by_one(self):
+        with tempfile.TemporaryDirectory(prefix="kvcache-batch-") as folder:
+            requests, output = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
+            pairs = self.requests()
+            requests.write_text("".join(json.dumps(request) + "\n" for request, _ in pairs))
+            answers = {}
+            for slots in (1, 4):
+                run(
+                    "batch", "--model", MODEL, "--slots", slots,
+                    "--requests", requests, "--output", output, check=0,
+                )
+                answers[slots] = [json.loads(line) for line in output.read_text().splitlines()]
+        self.assertEqual(len(answers[4]), 64)
+        keys = ("tokens", "text", "logprobs", "finish_reason")
+        for one, four in zip(answers[1], answers[4]):
+            for key in keys:
+                self.assertEqual(four[key], one[key], four["id"])
+        # A process each takes its time to load, so of these a few.
+        for i in (0, 1, 2, 21, 63):
+            alone = run_json("generate", "--model", MODEL, *pairs[i][1])
+            for key in keys:
+                self.assertEqual(answers[4][i][key], alone[key], i)
 
 
 if __name__ == "__main__":
