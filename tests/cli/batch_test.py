@@ -94,6 +94,8 @@ class AnswersTest(BatchCase):
             ("--slots", "3", "--cache", "concat", "--chunk", "7"),
             ("--slots", "1", "--cache", "none"),
             ("--slots", "100", "--context", "500"),
+            ("--slots", "4", "--cache", "window"),
+            ("--slots", "3", "--cache", "window", "--graph", "off"),
         ):
             got = self.answers(*more)
             self.assertEqual([answer["id"] for answer in got], list(range(1, 13)))
@@ -266,7 +268,8 @@ class BadLinesTest(BatchCase):
 
     def test_contexts(self):
         """K103: around a context of sixteen tokens, with every cache."""
-        for more in (("--cache", "concat"), (), ("--cache", "none", "--slots", "1")):
+        for more in (("--cache", "concat"), (), ("--cache", "window"),
+                     ("--cache", "none", "--slots", "1")):
             self.write(*({"tokens": [72] * n, "ignore_eos": True} for n in (15, 16, 17, 1000)))
             fits, *others = self.answers("--context", "16", *more)
             self.assertEqual(len(fits["tokens"]), 1)
@@ -290,7 +293,8 @@ class UsageTest(BatchCase):
             (("--slots", "many"), "--slots"),
             (("--cache", "none"), "--cache none recomputes everything"),
             (("--cache", "none", "--slots", "2"), "give --slots 1"),
-            (("--cache", "window"), "does not exist yet"),
+            (("--cache", "window", "--steps-per-replay", "4"), "one token a replay"),
+            (("--graph", "eager"), "add --cache window"),
             (("--cache", "state"), "does not exist yet"),
             (("--prefix-cache-mb", "64"), "--prefix-cache-mb 64: requests cannot share"),
             (("--prefix-cache-mb", "-1"), "--prefix-cache-mb -1"),

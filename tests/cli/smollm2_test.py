@@ -104,9 +104,9 @@ class SmolLm2Test(ProgramTest):
             pairs = self.requests()
             requests.write_text("".join(json.dumps(request) + "\n" for request, _ in pairs))
             answers = {}
-            for slots in (1, 4):
+            for slots, cache in ((1, "preallocated"), (4, "window")):
                 run(
-                    "batch", "--model", MODEL, "--slots", slots,
+                    "batch", "--model", MODEL, "--slots", slots, "--cache", cache,
                     "--requests", requests, "--output", output, check=0,
                 )
                 answers[slots] = [json.loads(line) for line in output.read_text().splitlines()]

@@ -9,8 +9,13 @@
 
 namespace kvcache::model {
 
-inline constexpr CacheKind kBatchKinds[] = {CacheKind::kConcat,
-                                            CacheKind::kPreallocated};
+inline constexpr CacheKind kBatchKinds[] = {
+    CacheKind::kConcat, CacheKind::kPreallocated, CacheKind::kWindow};
+
+// A window is the one kind whose shared step can be recorded, so it is.
+inline BatcherOptions batching(CacheKind kind) {
+  return {.graphs = kind == CacheKind::kWindow ? eager_graphs() : nullptr};
+}
 
 inline std::string name_of_kind(const testing::TestParamInfo<CacheKind>& info) {
   return std::string(to_string(info.param));

@@ -33,7 +33,7 @@ class BatcherFaultsTest : public testing::TestWithParam<CacheKind> {
         });
   }
   std::unique_ptr<Cache> slots(const LanguageModel& model, int64_t rows) const {
-    return make_cache(GetParam(), model, {.rows = rows});
+    return make_cache(GetParam(), model, {.rows = rows, .slots = true});
   }
   static BatchRequest good(int64_t i) {
     return {.tokens = counting(3 + i),

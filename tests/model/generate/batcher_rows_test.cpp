@@ -33,7 +33,7 @@ class BatcherRowsTest : public testing::TestWithParam<Param> {
   CacheKind kind = std::get<1>(GetParam());
 
   std::unique_ptr<Cache> slots(int64_t rows) const {
-    return make_cache(kind, *model, {.rows = rows});
+    return make_cache(kind, *model, {.rows = rows, .slots = true});
   }
   static BatchRequest request(int64_t prompt, int64_t seed, int64_t count,
                               int64_t chunk = 4) {
@@ -75,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(Toys, BatcherRowsTest,
 
 // K28, K67: prompts of 3, 9 and 10 tokens in chunks of 4.
 TEST_P(BatcherRowsTest, UnequalPromptsKeepTheirPositionsAndStates) {
-  Batcher batcher(model, slots(3));
+  Batcher batcher(model, slots(3), batching(kind));
   expect_as_if_alone({request(3, 1, 12), request(9, 2, 12), request(10, 3, 12)},
                      batcher);
   // All rows are gone; one more comes.
@@ -85,7 +85,7 @@ TEST_P(BatcherRowsTest, UnequalPromptsKeepTheirPositionsAndStates) {
 // K31, K15: one short prompt beside neighbours of any length.
 TEST_P(BatcherRowsTest, ANeighboursLengthChangesNothing) {
   for (const int64_t neighbour : {1, 4, 8, 16, 40}) {
-    Batcher batcher(model, slots(2));
+    Batcher batcher(model, slots(2), batching(kind));
     expect_as_if_alone({request(4, 1, 12), request(neighbour, 2, 12)}, batcher);
     Batcher swapped(model, slots(2));
     expect_as_if_alone({request(neighbour, 2, 12), request(4, 1, 12)}, swapped);
@@ -95,7 +95,7 @@ TEST_P(BatcherRowsTest, ANeighboursLengthChangesNothing) {
 // K26: a freed row's state is the next one's start in no path, chunked or token
 // by token, and whatever was left there, NaN included.
 TEST_P(BatcherRowsTest, AFreedRowLeavesNoStateBehind) {
-  Batcher batcher(model, slots(1));
+  Batcher batcher(model, slots(1), batching(kind));
   expect_as_if_alone({request(9, 1, 8), request(9, 2, 8, 1)}, batcher);
   BatchRequest poisoned = request(6, 3, 8);
   poisoned.tokens.back() = kPoison;
@@ -112,7 +112,7 @@ TEST_P(BatcherRowsTest, AFreedRowLeavesNoStateBehind) {
 // One that becomes NaN among three that do not; its row is used again.
 TEST_P(BatcherRowsTest, APoisonedNeighbourChangesNothing) {
   for (uint64_t odd = 0; odd < 4; ++odd) {
-    Batcher batcher(model, slots(4));
+    Batcher batcher(model, slots(4), batching(kind));
     std::vector<BatchRequest> requests;
     for (int64_t i = 0; i < 8; ++i) {
       requests.push_back(request(3 + 2 * i, i, 10));
@@ -136,7 +136,7 @@ TEST_P(BatcherRowsTest, APoisonedNeighbourChangesNothing) {
 // K32: with a recurrent state, each slot alone for twenty steps.
 TEST_P(BatcherRowsTest, EverySlotCanBeTheOnlyOne) {
   for (uint64_t only = 1; only <= 4; ++only) {
-    Batcher batcher(model, slots(4));
+    Batcher batcher(model, slots(4), batching(kind));
     for (int i = 0; i < 4; ++i) batcher.submit(request(5, 9, 22));
     while (batcher.stats().decode_steps < 2) batcher.step();
     for (uint64_t id = 1; id <= 4; ++id) {

@@ -22,7 +22,8 @@ class BatcherTest : public testing::TestWithParam<CacheKind> {
 
   std::unique_ptr<Cache> slots(int64_t rows,
                                std::optional<int64_t> capacity = {}) const {
-    return make_cache(GetParam(), *model, {.rows = rows, .capacity = capacity});
+    return make_cache(GetParam(), *model,
+                      {.rows = rows, .capacity = capacity, .slots = true});
   }
   GenerateResult alone(const BatchRequest& request) const {
     return model::alone(*model, GetParam(), request);
@@ -36,7 +37,7 @@ TEST_P(BatcherTest, TwoHundredRequestsAreAsIfAlone) {
   RandomRequests random(7);
   std::vector<BatchRequest> requests;
   for (int i = 0; i < 200; ++i) requests.push_back(random.next());
-  Batcher batcher(model, slots(4));
+  Batcher batcher(model, slots(4), batching(GetParam()));
   for (const BatchRequest& request : requests) batcher.submit(request);
   EXPECT_EQ(batcher.stats().queued, 200);
   batcher.run();
@@ -60,7 +61,7 @@ TEST_P(BatcherTest, TwoHundredRequestsAreAsIfAlone) {
 // Submissions, cancellations and refusals between steps, in a random order.
 TEST_P(BatcherTest, WhateverComesBetweenChangesNothing) {
   RandomRequests random(11);
-  Batcher batcher(model, slots(4));
+  Batcher batcher(model, slots(4), batching(GetParam()));
   std::map<uint64_t, BatchRequest> submitted;
   std::map<uint64_t, bool> cancelled;  // whether cancel() said so
   for (int i = 0; i < 200; ++i) {
@@ -106,7 +107,7 @@ TEST_P(BatcherTest, WhateverComesBetweenChangesNothing) {
 }
 
 TEST_P(BatcherTest, RowsAreGivenOutInTheOrderOfSubmission) {
-  Batcher batcher(model, slots(1));
+  Batcher batcher(model, slots(1), batching(GetParam()));
   std::vector<int64_t> order;
   for (int64_t i = 0; i < 5; ++i) {
     batcher.submit({.tokens = counting(5 - i),
@@ -126,7 +127,7 @@ TEST_P(BatcherTest, RowsAreGivenOutInTheOrderOfSubmission) {
 
 // p: a chunk of the long prompt, d: a token of the running request.
 TEST_P(BatcherTest, NeitherPromptsNorTextsAreStarved) {
-  Batcher batcher(model, slots(2));
+  Batcher batcher(model, slots(2), batching(GetParam()));
   std::string order;
   batcher.submit(
       {.tokens = counting(2),
@@ -144,7 +145,7 @@ TEST_P(BatcherTest, NeitherPromptsNorTextsAreStarved) {
 
 // A stream of short requests beside a long text.
 TEST_P(BatcherTest, AStreamOfPromptsLeavesRunningRowsTheirTurn) {
-  Batcher batcher(model, slots(2));
+  Batcher batcher(model, slots(2), batching(GetParam()));
   std::string order;
   batcher.submit(
       {.tokens = counting(2),
@@ -162,7 +163,7 @@ TEST_P(BatcherTest, AStreamOfPromptsLeavesRunningRowsTheirTurn) {
 
 TEST_P(BatcherTest, StreamsTextAndTokensAsGenerateDoes) {
   RandomRequests random(3);
-  Batcher batcher(model, slots(3));
+  Batcher batcher(model, slots(3), batching(GetParam()));
   std::vector<BatchRequest> requests;
   std::vector<std::string> texts(20), pieces(20);
   std::vector<std::vector<int64_t>> tokens(20);
@@ -188,7 +189,7 @@ TEST_P(BatcherTest, StreamsTextAndTokensAsGenerateDoes) {
 
 // Cancelled while it waits, in its prompt, in its text, by id or by its token.
 TEST_P(BatcherTest, CancelsAtEveryStage) {
-  Batcher batcher(model, slots(2));
+  Batcher batcher(model, slots(2), batching(GetParam()));
   std::stop_source source;
   const GenerateOptions options = {
       .max_new_tokens = 30, .ignore_eos = true, .chunk = 4};
@@ -223,7 +224,7 @@ TEST_P(BatcherTest, CancelsAtEveryStage) {
 
 // K103, each with the reason as a type.
 TEST_P(BatcherTest, RefusesWithTheReasonAndTheNumbers) {
-  Batcher batcher(model, slots(2, 32));
+  Batcher batcher(model, slots(2, 32), batching(GetParam()));
   const auto refused = [&](const BatchRequest& request, RefusalReason reason,
                            const std::string& text) {
     const auto refusal = batcher.refusal(request);
@@ -294,7 +295,7 @@ TEST_P(BatcherTest, AFullQueueRefusesAndTheOthersGoOn) {
 // K25: a row is empty before the next prompt, and nothing of the last one
 // shows.
 TEST_P(BatcherTest, ARowThatIsUsedAgainIsFresh) {
-  Batcher batcher(model, slots(2));
+  Batcher batcher(model, slots(2), batching(GetParam()));
   for (int i = 0; i < 2; ++i) {
     batcher.submit({counting(20 + i), {.max_new_tokens = 5}, {}});
   }
@@ -318,7 +319,7 @@ TEST_P(BatcherTest, EverySlotCanBeTheOnlyOne) {
   const BatchRequest request = {counting(6), {.max_new_tokens = 24}, {}};
   const auto wanted = alone(request);
   for (uint64_t only = 1; only <= 4; ++only) {
-    Batcher batcher(model, slots(4));
+    Batcher batcher(model, slots(4), batching(GetParam()));
     for (int i = 0; i < 4; ++i) batcher.submit(request);
     while (batcher.stats().occupied_rows < 4) batcher.step();
     for (uint64_t id = 1; id <= 4; ++id) {
@@ -350,7 +351,7 @@ TEST_P(BatcherTest, ResultsMayGoToACallback) {
 
 TEST_P(BatcherTest, MemoryIsFlat) {
   RandomRequests random(5);
-  Batcher batcher(model, slots(4));
+  Batcher batcher(model, slots(4), batching(GetParam()));
   std::vector<size_t> reserved;
   for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < 20; ++i) batcher.submit(random.next());
