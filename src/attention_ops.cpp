@@ -102,7 +102,8 @@ Tensor varlen(const Tensor& q, const KvView& view, double scale) {
       /*max_q=*/1, /*max_k=*/S, /*dropout_p=*/0.0, /*is_causal=*/false,
       /*return_debug_mask=*/false, std::optional<double>(scale), left, right,
       /*seqused_k=*/limits.to(at::kInt).contiguous()));
-  return at::where(limits.gt(0).view({B, 1, 1}), out, 0).unsqueeze(2);
+  // Not where() with a number, which would be copied from the host.
+  return out.masked_fill(limits.le(0).view({B, 1, 1}), 0).unsqueeze(2);
 }
 
 // The op loads 16 bytes at a time. Storages start at more than that.

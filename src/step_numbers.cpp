@@ -172,11 +172,11 @@ void StepNumbers::fill_by_ops(const StepData& step) const {
   const Tensor token = ramp_.narrow(0, 0, step.tokens)
                            .unsqueeze(0)              // [1, T]
                            .sub(skip_.unsqueeze(1));  // [rows, T]
-  const Tensor live =
-      token.ge(0).logical_and(token.lt(step.taken.unsqueeze(1)));
+  // masked_fill: where() with a number would copy it from the host.
+  const Tensor dead = token.lt(0).logical_or(token.ge(step.taken.unsqueeze(1)));
   const Tensor p = token.add(rows_of(lengths_, step).unsqueeze(1));
-  step.positions.copy_(at::where(live, p, 0));
-  step.limits.copy_(at::where(live, p.add(1), 0));
+  step.positions.copy_(p.masked_fill(dead, 0));
+  step.limits.copy_(p.add(1).masked_fill_(dead, 0));
   for (size_t i = 0; i < layouts_.size(); ++i) {
     const CellLayout& layout = layouts_[i];
     Tensor cell = p;
@@ -185,7 +185,7 @@ void StepNumbers::fill_by_ops(const StepData& step) const {
       cell = at::where(turning.lt(0), p,
                        turning.remainder(layout.ring).add(layout.sinks));
     }
-    step.cells[i].copy_(at::where(live, cell, layout.dead));
+    step.cells[i].copy_(cell.masked_fill(dead, layout.dead));
   }
 }
 

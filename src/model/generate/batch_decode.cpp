@@ -68,10 +68,7 @@ class RecordedDecode final : public BatchDecode {
   RecordedDecode(const LanguageModel& model, SlotCache& slots,
                  std::shared_ptr<GraphBackend> graphs)
       : decoder_(graph_model(model), slots, {.backend = std::move(graphs)}),
-        ids_(at::zeros({slots.spec().rows, 1}, at::kLong)) {
-    while (slots.acquire()) {
-    }
-  }
+        ids_(at::zeros({slots.spec().rows, 1}, at::kLong)) {}
 
   void step(std::span<const int64_t> ids,
             std::span<const int64_t> active) override {

@@ -29,8 +29,7 @@ class BatchDecode {
 std::unique_ptr<BatchDecode> make_plain_decode(const LanguageModel& model,
                                                Cache& cache);
 
-// By recorded steps over all slots, which are taken for good: the batcher says
-// who is active. The same lifetimes.
+// By recorded steps over all slots, which must be taken. The same lifetimes.
 std::unique_ptr<BatchDecode> make_recorded_decode(
     const LanguageModel& model, SlotCache& slots,
     std::shared_ptr<GraphBackend> graphs);

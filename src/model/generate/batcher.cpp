@@ -88,8 +88,10 @@ std::unique_ptr<Cache> checked(const LanguageModel* model,
 std::unique_ptr<BatchDecode> decode_for(const LanguageModel& model,
                                         Cache& cache,
                                         std::shared_ptr<GraphBackend> graphs) {
-  if (!graphs) return make_plain_decode(model, cache);
   auto* slots = dynamic_cast<SlotCache*>(&cache);
+  while (slots != nullptr && slots->acquire()) {
+  }  // for good: the batcher itself says who is active
+  if (!graphs) return make_plain_decode(model, cache);
   TORCH_CHECK_VALUE(slots,
                     "[Batcher::Batcher] recorded steps need a SlotCache but "
                     "got ",

@@ -99,14 +99,16 @@ Tensor GraphSampling::filtered(const Tensor& logits,
   const Tensor by_rank = weights.gather(1, order);
   const Tensor rank = at::arange(
       logits.size(1), at::TensorOptions(at::kLong).device(logits.device()));
-  const Tensor kept = at::where(rank.unsqueeze(0).lt(top_k_), by_rank, 0.0);
+  // masked_fill: where() with a number would copy it from the host.
+  const Tensor kept = by_rank.masked_fill(rank.unsqueeze(0).ge(top_k_), 0);
   const Tensor total = kept.sum(1, true);
   const Tensor before = kept.cumsum(1).sub(kept);
   // The token that reaches top_p stays, and the best one always.
   const Tensor in_p = before.lt(top_p_.mul(total))
                           .logical_or(top_p_.ge(1))
                           .logical_or(rank.unsqueeze(0).eq(0));
-  const Tensor left = at::where(in_p.logical_and(kept.ge(min_p_)), kept, 0.0);
+  const Tensor stays = in_p.logical_and(kept.ge(min_p_));
+  const Tensor left = kept.masked_fill(stays.logical_not(), 0);
   return at::zeros_like(weights).scatter(1, order, left);
 }
 
@@ -124,8 +126,8 @@ Tensor GraphSampling::sample(const Tensor& raw, const Tensor& live,
   if (options_.draws) {
     const Tensor gap = logits.sub(logits.gather(1, chosen)).to(at::kDouble);
     // A row of temperature 0 takes its arg-max below, whatever is here.
-    const Tensor heat = at::where(temperature_.gt(0), temperature_, 1.0);
-    Tensor weights = at::where(gap.eq(0), 1.0, gap.div(heat).exp());
+    const Tensor heat = temperature_.masked_fill(temperature_.le(0), 1);
+    Tensor weights = gap.div(heat).exp().masked_fill_(gap.eq(0), 1);
     if (options_.filters) {
       weights = filtered(logits, weights);
     }

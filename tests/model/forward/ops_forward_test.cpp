@@ -327,7 +327,30 @@ TEST(OpsForward, DevicesThatAreNotThereAreRefused) {
               HasSubstr("device cuda:99"));
   EXPECT_THAT(load(at::Device(at::kXPU), ForwardKind::kAuto),
               HasSubstr("device xpu must be linked into this program"));
-  EXPECT_NE(load(at::Device(at::kCUDA, 99), ForwardKind::kPackedCpu), "");
+  EXPECT_THAT(
+      load(at::Device(at::kMeta, 5), ForwardKind::kAuto),
+      HasSubstr("there must be a device meta:5 but this machine has 1"));
+  EXPECT_THAT(load(at::Device(at::kMeta), ForwardKind::kPackedCpu),
+              HasSubstr("the packed forward must be on the CPU but the device "
+                        "is meta"));
+}
+
+// Tensors of the meta device have no values: what a model away from the CPU
+// says of itself.
+TEST(OpsForward, AModelOnAnotherDeviceSaysSo) {
+  const auto away =
+      model::load_model(data_path("llama"), {.device = at::Device(at::kMeta)});
+  EXPECT_EQ(away->forward_kind(), ForwardKind::kOps);
+  EXPECT_TRUE(away->device().is_meta());
+  const CacheSpec spec = away->cache_spec(1, 8);
+  EXPECT_EQ(spec.device, away->device());
+  EXPECT_NO_THROW(away->check_cache(spec));
+  const CacheSpec here = load_ops("llama")->cache_spec(1, 8);
+  EXPECT_EQ(error_text([&] { away->check_cache(here); }),
+            "[Transformer::check_cache] the cache must be on meta like the "
+            "model but is on cpu; make the cache from cache_spec().");
+  EXPECT_THAT(error_text([&] { away->forward(at::zeros({1}, at::kLong), {}); }),
+              HasSubstr("of int64 on the CPU or meta but got [1] of Long"));
 }
 
 TEST(OpsForward, ACacheOnAnotherDeviceIsRefused) {
