@@ -9,7 +9,6 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
