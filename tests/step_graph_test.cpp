@@ -6,73 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kvcache/window_cache.h"
-#include "tests/support/toy_steps.h"
+#include "tests/support/toy_replay.h"
 
 namespace kvcache::toy {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr int64_t kCapacity = 24;
-const std::vector<int64_t> kBuckets = {4, 8, 16, kCapacity};
-
-// Records work over `ids`, a static buffer of one token per row.
-class Replayed {
- public:
-  Replayed(Cache& cache, const Model& model, StepGraphOptions options = {})
-      : cache_(cache),
-        model_(model),
-        ids_(static_cast<size_t>(cache.spec().rows), kDead),
-        graph_(
-            cache, [this](Step& step, int64_t i) { work(step, i); }, options) {}
-
-  // One token per row; kDead for a row that is idle.
-  std::vector<Floats> feed(const Ids& ids) {
-    ids_ = ids;
-    std::vector<int64_t> count;
-    for (const int id : ids) {
-      count.push_back(id == kDead ? 0 : 1);
-    }
-    graph_.run({.tokens = 1, .count = count});
-    std::vector<Floats> rows;
-    for (size_t row = 0; row < ids.size(); ++row) {
-      rows.emplace_back(hidden_.begin() + row * kWidth,
-                        hidden_.begin() + (row + 1) * kWidth);
-    }
-    return rows;
-  }
-
-  StepGraph& graph() { return graph_; }
-  std::function<void(Step&step, int64_t repeat)> before = {}, after = {};
-  Ids& ids() { return ids_; }
-
- private:
-  void work(Step& step, int64_t repeat) {
-    if (before) {
-      before(step, repeat);
-    }
-    hidden_ = forward(model_, step, ids_, options_for(cache_));
-    if (after) {
-      after(step, repeat);
-    }
-  }
-
-  Cache& cache_;
-  const Model& model_;
-  Ids ids_;
-  Floats hidden_;
-  StepGraph graph_;
-};
-
-std::unique_ptr<WindowCache> make(const Model& model, int64_t rows = 1,
-                                  at::ScalarType dtype = at::kFloat) {
-  auto cache =
-      std::make_unique<WindowCache>(spec_of(model, rows, kCapacity, dtype),
-                                    WindowOptions{.buckets = kBuckets});
-  poison(*cache);
-  return cache;
-}
 
 class StepGraphTest : public testing::TestWithParam<Variant> {
  protected:
@@ -85,7 +24,7 @@ INSTANTIATE_TEST_SUITE_P(EveryModel, StepGraphTest,
 // K16: every length across every bucket border, down again with a new request,
 // and up once more: each step is the stateless forward's, bit for bit.
 TEST_P(StepGraphTest, K16EqualsThePlainStepAcrossEveryBucketBorder) {
-  const auto cache = make(model, 2);
+  const auto cache = make_bucketed(model, 2);
   Replayed replayed(*cache, model);
   for (int round = 0; round < 3; ++round) {
     cache->reset();
@@ -112,7 +51,7 @@ TEST_P(StepGraphTest, K16EqualsThePlainStepAcrossEveryBucketBorder) {
 // K17: graphs are at most the buckets, whatever the lengths.
 TEST(StepGraph, K17AtMostOneGraphForABucket) {
   const Model model = make_model(Variant::kAttention);
-  const auto cache = make(model);
+  const auto cache = make_bucketed(model);
   Replayed replayed(*cache, model);
   for (int request = 0; request < 200; ++request) {
     cache->reset();
@@ -126,7 +65,7 @@ TEST(StepGraph, K17AtMostOneGraphForABucket) {
 
 // Verbs between replays: graphs stay valid, or the epoch retires them.
 TEST_P(StepGraphTest, VerbsBetweenReplays) {
-  const auto cache = make(model, 2);
+  const auto cache = make_bucketed(model, 2);
   Replayed replayed(*cache, model);
   std::vector<Ids> held = {some_ids(3), some_ids(3, 1)};
   feed(*cache, model, held);
@@ -165,7 +104,7 @@ TEST_P(StepGraphTest, VerbsBetweenReplays) {
 
 TEST(StepGraph, OtherAddressesRetireAllGraphsTogether) {
   const Model model = make_model(Variant::kAttention);
-  const auto cache = make(model, 2);
+  const auto cache = make_bucketed(model, 2);
   Replayed replayed(*cache, model);
   replayed.feed({1, 2});
   feed(*cache, model, {{1, 2, 3}, {4, 5, 6}});
@@ -182,7 +121,7 @@ TEST(StepGraph, OtherAddressesRetireAllGraphsTogether) {
 // K19, C3: recording ahead on an empty, half full and full cache.
 TEST_P(StepGraphTest, K19RecordingLeavesNoTrace) {
   for (const size_t tokens : {size_t{0}, size_t{9}, size_t{kCapacity}}) {
-    const auto cache = make(model, 2);
+    const auto cache = make_bucketed(model, 2);
     for (size_t i = 0; i < tokens; ++i) {
       feed_all(*cache, model, {static_cast<int>(i % kVocabulary)});
     }
@@ -203,7 +142,7 @@ TEST_P(StepGraphTest, K19RecordingLeavesNoTrace) {
 // K20: a full row that rests beside others: nothing of it changes.
 TEST(StepGraph, K20OnlyTheRowsThatTakePartChange) {
   const Model model = make_model(Variant::kMixed);
-  const auto cache = make(model, 4);
+  const auto cache = make_bucketed(model, 4);
   feed(*cache, model, {some_ids(kCapacity), some_ids(2), some_ids(5), {}});
   Replayed replayed(*cache, model);
   for (int i = 0; i < 6; ++i) {
@@ -220,8 +159,8 @@ TEST(StepGraph, K20OnlyTheRowsThatTakePartChange) {
 
 // K22: recorded at length 4, replayed at 5, 9 and 4 again.
 TEST_P(StepGraphTest, K22PositionsAreThoseOfTheReplay) {
-  const auto cache = make(model);
-  const auto twin = make(model);
+  const auto cache = make_bucketed(model);
+  const auto twin = make_bucketed(model);
   Replayed replayed(*cache, model);
   for (const size_t length : {size_t{4}, size_t{5}, size_t{9}, size_t{4}}) {
     for (WindowCache* c : {cache.get(), twin.get()}) {
@@ -238,7 +177,7 @@ TEST_P(StepGraphTest, WorkThatThrowsChangesNothing) {
   for (int64_t repeats = 1; repeats <= 3; ++repeats) {
     for (int64_t failing = 0; failing < repeats; ++failing) {
       for (const bool late : {false, true}) {
-        const auto cache = make(model, 2);
+        const auto cache = make_bucketed(model, 2);
         feed_all(*cache, model, some_ids(5));
         Replayed replayed(*cache, model);
         const std::string before = picture(*cache);
@@ -265,7 +204,7 @@ TEST_P(StepGraphTest, WorkThatThrowsChangesNothing) {
 }
 
 TEST_P(StepGraphTest, ARecordedStepKnowsNoHostNumbers) {
-  const auto cache = make(model);
+  const auto cache = make_bucketed(model);
   feed_all(*cache, model, some_ids(3));
   Replayed replayed(*cache, model);
   std::vector<std::string> errors;
@@ -286,7 +225,7 @@ TEST_P(StepGraphTest, ARecordedStepKnowsNoHostNumbers) {
 
 TEST(StepGraph, AViewOfARecordedStepIsOfItsWindow) {
   const Model model = make_model(Variant::kAttention);
-  const auto cache = make(model);
+  const auto cache = make_bucketed(model);
   std::vector<int64_t> windows;
   StepGraph graph(*cache, [&](Step& step, int64_t) {
     for (size_t i = 0; i < model.layers.size(); ++i) {
@@ -306,7 +245,7 @@ TEST(StepGraph, AViewOfARecordedStepIsOfItsWindow) {
 
 TEST(StepGraph, MovedInputsAreRefusedByTheTwinAsWell) {
   const Model model = make_model(Variant::kAttention);
-  const auto cache = make(model);
+  const auto cache = make_bucketed(model);
   Tensor input = at::empty({4}, at::kFloat).fill_(1);
   Replayed replayed(*cache, model, {.inputs = {input}});
   replayed.feed({1});
@@ -330,14 +269,14 @@ TEST(StepGraph, RefusesCachesWithoutStaticSteps) {
   PreallocatedCache preallocated(spec_of(model));
   EXPECT_THAT(error_of([&] { StepGraph(preallocated, nothing); }),
               HasSubstr("no static window"));
-  const auto cache = make(model);
+  const auto cache = make_bucketed(model);
   EXPECT_THAT(error_of([&] { StepGraph(*cache, nullptr); }),
               HasSubstr("must be given but is empty"));
 }
 
 // Rows that end inside of a replay: only the device knows, until it is read.
 TEST_P(StepGraphTest, RowsThatEndTakeNoMoreTokens) {
-  const auto cache = make(model, 3);
+  const auto cache = make_bucketed(model, 3);
   const Tensor finished = at::zeros({3}, at::kBool);
   std::vector<Ids> held = {some_ids(3), some_ids(4, 1), some_ids(2, 2)};
   feed(*cache, model, held);
@@ -365,103 +304,6 @@ TEST_P(StepGraphTest, RowsThatEndTakeNoMoreTokens) {
   EXPECT_EQ(got[1], last_of(*cache, model, joined(held[1], {1, 3}), 1));
   EXPECT_EQ(got[2],
             last_of(*cache, model, joined(held[2], {1, 2, 3, 4, 3}), 1));
-}
-
-// A backend that fails and counts, in the place of a device.
-class PlannedGraphs final : public GraphBackend {
- public:
-  const char* name() const override { return "planned"; }
-  std::unique_ptr<RecordedWork> record(
-      const std::function<void()>& work) override {
-    work();
-    if (fail) {
-      throw std::runtime_error("no memory for a graph\nand more lines");
-    }
-    return std::make_unique<Work>(*this, work);
-  }
-  void synchronize() override {}
-  void retired() override { ++retirements; }
-
-  struct Work final : RecordedWork {
-    Work(PlannedGraphs& of, std::function<void()> fn)
-        : owner(of), work(std::move(fn)) {
-      ++owner.alive;
-    }
-    ~Work() override { --owner.alive; }
-    void replay() override { work(); }
-    size_t bytes() const override { return owner.size; }
-    PlannedGraphs& owner;
-    std::function<void()> work;
-  };
-  bool fail = false;
-  size_t size = 100;
-  int alive = 0, retirements = 0;
-};
-
-TEST(StepGraph, AFailedRecordingIsRememberedAndStepsGoOnEagerly) {
-  const Model model = make_model(Variant::kHybrid);
-  const auto cache = make(model);
-  const auto backend = std::make_shared<PlannedGraphs>();
-  Replayed replayed(*cache, model, {.backend = backend});
-  backend->fail = true;
-  Ids held;
-  for (int i = 0; i < 6; ++i) {
-    held.push_back(i);
-    EXPECT_EQ(replayed.feed({i})[0], last_of(*cache, model, held, 1));
-  }
-  const GraphStatistics& statistics = replayed.graph().statistics();
-  EXPECT_EQ(statistics.eager_runs, 6);
-  EXPECT_EQ(statistics.replays, 0);
-  EXPECT_EQ(statistics.failures,
-            (std::vector<std::string>{"window 4: no memory for a graph",
-                                      "window 8: no memory for a graph"}));
-  EXPECT_EQ(backend->alive, 0);
-  EXPECT_EQ(cache->memory().graphs.used, 0U);
-  EXPECT_THROW(replayed.graph().capture(16), std::runtime_error);
-  backend->fail = false;
-  replayed.graph().clear();  // and forget what failed
-  replayed.feed({7});
-  EXPECT_EQ(statistics.replays, 1);
-  EXPECT_EQ(cache->memory().graphs.used, 100U);
-}
-
-TEST(StepGraph, ABudgetIsNeverExceeded) {
-  const Model model = make_model(Variant::kAttention);
-  const auto cache = make(model);
-  const auto backend = std::make_shared<PlannedGraphs>();
-  {
-    Replayed replayed(*cache, model, {.backend = backend, .byte_budget = 250});
-    for (const int64_t window : {4, 8}) {
-      replayed.graph().capture(window);
-    }
-    EXPECT_EQ(backend->alive, 2);
-    replayed.graph().capture(16);  // the others go, all of them
-    EXPECT_EQ(backend->alive, 1);
-    EXPECT_EQ(backend->retirements, 1);
-    EXPECT_EQ(cache->memory().graphs.used, 100U);
-    backend->size = 251;
-    EXPECT_THAT(error_of([&] { replayed.graph().capture(kCapacity); }),
-                HasSubstr("needs 251 bytes but the budget is 250"));
-    EXPECT_EQ(backend->alive, 1);
-    replayed.feed({1});  // window 4 does not fit either: eagerly
-    EXPECT_EQ(replayed.graph().statistics().eager_runs, 1);
-  }
-  EXPECT_EQ(backend->alive, 0);  // K24
-  EXPECT_EQ(cache->memory().graphs.used, 0U);
-}
-
-TEST(StepGraph, FullRowsAreRefusedWithBothNumbers) {
-  const Model model = make_model(Variant::kAttention);
-  const auto cache = make(model);
-  feed_all(*cache, model, some_ids(kCapacity - 2));
-  Replayed replayed(*cache, model);
-  replayed.ids() = {1};
-  EXPECT_THAT(error_of([&] { replayed.graph().run({}, 3); }),
-              HasSubstr("would need slots [22, 25) but capacity is 24"));
-  replayed.graph().run({}, 2);
-  EXPECT_EQ(cache->lengths()[0], kCapacity);
-  EXPECT_THAT(error_of([&] { replayed.graph().run({}, 0); }),
-              HasSubstr("repeats must be >= 1"));
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ struct WindowOptions {
   // want, and has the capacity as its one bucket. attention_reads_lengths()
   // says where it pays. Bit-identical on the CPU.
   Windows windows = Windows::kBuckets;
-  // Of kBuckets: windows, in any order; those above the capacity are cut to it, and one must
-  // reach it. Empty: default_buckets().
+  // Of kBuckets: windows, in any order; those above the capacity are cut to it,
+  // and one must reach it. Empty: default_buckets().
   std::vector<int64_t> buckets = {};
   // Of sliding-window layers; empty: they keep every token as the others do.
   std::optional<RingOptions> rings = {};

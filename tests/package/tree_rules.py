@@ -12,6 +12,9 @@ import subprocess
 import sys
 
 CODE = {".h": 250, ".cuh": 250, ".cpp": 400, ".cu": 400}
+FORWARD = ("include/kvcache/model/", "src/model/forward/")
+# Recorded steps exist over one kind only; no forward includes this.
+RECORDED = "include/kvcache/model/graph_model.h"
 # Headers of one kind of cache: a model sees the interface only.
 CONCRETE = re.compile(r'kvcache/(?!checkpoint_store)\w+_(cache|decoder)\.h"')
 HEAVY = re.compile(r"<(torch/(torch|extension|all|types)|ATen/ATen)\.h>")
@@ -62,8 +65,9 @@ def breaches(root):
                 continue
             if name.startswith("include/") and HEAVY.search(line):
                 yield f"{place}: a public header takes narrow ATen headers: {line}"
-            if name.startswith("include/kvcache/model/") or \
-               name.startswith("src/model/forward/"):
+            if name == RECORDED:
+                pass
+            elif name.startswith(FORWARD):
                 if CONCRETE.search(line):
                     yield f"{place}: the forward sees kvcache/cache.h only: {line}"
             elif name.startswith(("include/kvcache/", "src/")) and \
