@@ -28,7 +28,7 @@ TEST_P(FuzzTest, EqualsTheOracleAfterEveryVerb) {
   TestAllocator::install();  // fresh memory is NaN
   const auto [kind, variant, rows, dtype] = GetParam();
   const unsigned first = number_from("KVCACHE_FUZZ_FIRST", 0);
-  const unsigned seeds = number_from("KVCACHE_FUZZ_SEEDS", 40);
+  const unsigned seeds = number_from("KVCACHE_FUZZ_SEEDS", kinds()[kind].seeds);
   const auto verbs = static_cast<int>(number_from("KVCACHE_FUZZ_VERBS", 120));
   for (unsigned seed = first; seed < first + seeds; ++seed) {
     const std::string error = run_fuzz({.kind = &kinds()[kind],

@@ -27,6 +27,7 @@ struct Kind {
   bool growing = false;     // that memory may be replaced by a larger one
   bool fixed_rows = false;  // reorder() to another row count is refused
   bool by_ops = false;      // as on another device: ATen ops, which allocate
+  unsigned seeds = 8;       // of a fuzz; more where storage differs
   int64_t spare = 0;        // cells of a row beside the capacity
   bool one_window = false;  // the capacity, always
   std::vector<int64_t> buckets = {};  // below the capacity; static windows only
@@ -73,13 +74,15 @@ inline const std::vector<Kind>& kinds() {
        .make =
            [](CacheSpec spec) {
              return std::make_unique<ConcatCache>(std::move(spec));
-           }},
+           },
+       .seeds = 40},
       {.name = "Preallocated",
        .make =
            [](CacheSpec spec) {
              return make_preallocated(std::move(spec), {});
            },
-       .in_place = true},
+       .in_place = true,
+       .seeds = 40},
       {.name = "GrowingExact",
        .make =
            [](CacheSpec spec) {
@@ -99,6 +102,7 @@ inline const std::vector<Kind>& kinds() {
       {.name = "Window",
        .make = [](CacheSpec spec) { return make_window(std::move(spec)); },
        .in_place = true,
+       .seeds = 40,
        .spare = 1,
        .buckets = {3, 8}},
       {.name = "OneWindow",
