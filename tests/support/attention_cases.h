@@ -1,6 +1,7 @@
 // support/attention_cases.h - views for attend(), and what it must answer.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -87,6 +88,7 @@ inline AttentionCase make_case(const AttentionShape& s) {
   const auto options = at::TensorOptions().dtype(s.dtype);
   const int64_t n = s.prefix + s.tokens;
   AttentionCase c;
+  at::manual_seed(1);  // or each run has other numbers
   c.q = at::randn({s.rows, s.tokens, s.heads * s.group, s.head_dim}, options)
             .transpose(1, 2);
   const std::vector<int64_t> all = {s.rows, s.heads, n, s.head_dim};

@@ -1,6 +1,7 @@
 // packed_linear_test.cpp - products of packed weights, and a row's bits.
 #include "src/model/forward/packed_linear.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -22,6 +23,7 @@ class PackedLinearTest
   void SetUp() override {
     dtype = std::get<0>(GetParam());
     std::tie(outputs, inputs) = std::get<1>(GetParam());
+    at::manual_seed(1);
     weight = at::randn({outputs, inputs}).mul(0.05).to(dtype);
     bias = at::randn({outputs}).to(dtype);
     x = at::randn({300, inputs}).to(dtype);

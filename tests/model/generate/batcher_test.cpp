@@ -239,7 +239,7 @@ TEST_P(BatcherTest, RefusesWithTheReasonAndTheNumbers) {
     EXPECT_EQ(results[0].error, refusal->text);
     EXPECT_THAT(results[0].error, HasSubstr(text));
   };
-  const bool bounded = GetParam() == CacheKind::kPreallocated;
+  const bool bounded = GetParam() != CacheKind::kConcat;
   refused({counting(65), {}, {}}, RefusalReason::kTooLong,
           bounded ? "prompt of 65 tokens is longer than the cache's capacity "
                     "of 32 tokens"
@@ -359,7 +359,7 @@ TEST_P(BatcherTest, MemoryIsFlat) {
     EXPECT_THAT(batcher.take_finished(), SizeIs(20));
     reserved.push_back(batcher.cache().memory().total().reserved);
   }
-  if (GetParam() == CacheKind::kPreallocated) {
+  if (GetParam() != CacheKind::kConcat) {
     EXPECT_THAT(reserved, testing::Each(reserved[0]));
   } else {
     EXPECT_THAT(batcher.cache().memory().total().used, 0);
@@ -367,7 +367,7 @@ TEST_P(BatcherTest, MemoryIsFlat) {
 }
 
 TEST_P(BatcherTest, RefusesACacheThatItCannotUse) {
-  auto used = slots(2);
+  auto used = make_cache(GetParam(), *model, {.rows = 2});
   Step step = used->begin_step({.tokens = 1});
   model->forward(at::zeros({2, 1}, at::kLong), step, {});
   step.commit();

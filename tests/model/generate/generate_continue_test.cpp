@@ -276,7 +276,7 @@ TEST(CacheFactoryTest, NamesAndKinds) {
   for (const CacheKind kind : kKinds) {
     EXPECT_EQ(cache_kind(to_string(kind)), kind);
   }
-  EXPECT_EQ(cache_kind("window"), std::nullopt);
+  EXPECT_EQ(cache_kind("state"), std::nullopt);
   const auto model = FakeModel::hashed(64, 2000);
   EXPECT_EQ(make_cache(CacheKind::kNone, *model), nullptr);
   EXPECT_EQ(make_cache(CacheKind::kPreallocated, *model)->capacity(), 2000);

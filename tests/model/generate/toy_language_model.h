@@ -47,9 +47,10 @@ class ToyLanguageModel final : public LanguageModel {
   Tensor forward(const Tensor& ids, Step& step,
                  const ForwardOptions& options) const override {
     const int64_t rows = step.rows(), tokens = step.tokens();
+    const auto* limits = step.limits().const_data_ptr<int64_t>();
     std::vector<int> live(static_cast<size_t>(rows * tokens), toy::kDead);
     for (int64_t i = 0; i < rows * tokens; ++i) {
-      if (step.live(i / tokens, i % tokens)) {
+      if (limits[i] > 0) {
         live[static_cast<size_t>(i)] =
             static_cast<int>(ids.const_data_ptr<int64_t>()[i]);
       }
@@ -60,7 +61,7 @@ class ToyLanguageModel final : public LanguageModel {
     auto* out = logits.mutable_data_ptr<float>();
     for (int64_t i = 0; i < rows * tokens; ++i) {
       const int64_t row = i / tokens, t = i % tokens;
-      if (!step.live(row, t)) continue;
+      if (limits[row * tokens + t] <= 0) continue;
       const int64_t at = options.all_logits ? i : row;
       score(hidden.data() + i * toy::kWidth, out + at * toy::kVocabulary);
     }
