@@ -87,9 +87,9 @@ class SmolLm2Test(ProgramTest):
         topics = ("Paris", "a river in spring", "numbers", "the sea", "C++ and memory")
         pairs = []
         for i in range(64):
-            request = {"prompt": f"Tell me about {topics[i % 5]}. " * (1 + i * 7 % 9)}
-            request |= {"max_new_tokens": 2 + i * 5 % 11, "chat": i % 3 == 0}
-            args = ["--prompt", request["prompt"], "--max-new-tokens", 2 + i * 5 % 11]
+            request = {"prompt": f"Tell me about {topics[i % 5]}. " * (1 + i * 7 % 6)}
+            request |= {"max_new_tokens": 2 + i * 5 % 9, "chat": i % 3 == 0}
+            args = ["--prompt", request["prompt"], "--max-new-tokens", 2 + i * 5 % 9]
             args += ["--chat"] * request["chat"]
             if i % 2:
                 request |= {"temperature": 0.8, "seed": i, "top_p": 0.9}
@@ -118,7 +118,7 @@ class SmolLm2Test(ProgramTest):
             for key in keys:
                 self.assertEqual(four[key], one[key], four["id"])
         # A process each takes its time to load, so of these a few.
-        for i in (0, 1, 2, 21, 63):
+        for i in (21, 48):  # sampled with stops; chat
             alone = run_json("generate", "--model", MODEL, *ONE_THREAD, *pairs[i][1])
             for key in keys:
                 self.assertEqual(answers[4][i][key], alone[key], i)
