@@ -36,8 +36,9 @@ class PlainDecode final : public BatchDecode {
                                                    static_cast<size_t>(rows_)),
                            .first_row = first_,
                            .rows = rows_});
-    const Tensor logits =
-        model_.forward(chosen_, step, {.role = Role::kDecode}).contiguous();
+    const Tensor logits = model_.forward(chosen_, step, {.role = Role::kDecode})
+                              .to(at::kCPU)
+                              .contiguous();
     logits_row(logits);  // what is no logits must not be committed
     step.commit();
     logits_ = logits;

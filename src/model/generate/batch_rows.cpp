@@ -25,19 +25,6 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-// One committed step of `ids` in one row, the others rest. Its last logits.
-Tensor feed_row(const LanguageModel& model, Cache& cache, int64_t row,
-                std::span<const int64_t> ids) {
-  const Tensor tensor = ids_tensor(ids);
-  const c10::InferenceMode guard;
-  Step step =
-      cache.begin_step({.tokens = tensor.size(1), .first_row = row, .rows = 1});
-  const Tensor logits =
-      model.forward(tensor, step, {.role = Role::kPrefill}).contiguous();
-  step.commit();
-  return logits;
-}
-
 }  // namespace
 
 BatchRows::Row::Row(const LanguageModel& model, QueuedRequestPtr from)
@@ -154,10 +141,12 @@ bool BatchRows::prefill_chunk(int64_t row) {
   const int64_t done = cache_.lengths()[static_cast<size_t>(row)];
   const int64_t chunk = held.queued->request.options.chunk;
   const int64_t count = std::min(chunk - done % chunk, held.prompt - done);
-  const Tensor logits = feed_row(
-      model_, cache_, row,
-      std::span<const int64_t>(held.sequence)
-          .subspan(static_cast<size_t>(done), static_cast<size_t>(count)));
+  const Tensor logits =
+      feed(model_, cache_,
+           ids_tensor(std::span<const int64_t>(held.sequence)
+                          .subspan(static_cast<size_t>(done),
+                                   static_cast<size_t>(count))),
+           {.role = Role::kPrefill}, row);
   queue_.count([&](BatchStats& stats) {
     ++stats.prefill_steps;
     stats.prefill_tokens += count;

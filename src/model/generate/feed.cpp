@@ -67,10 +67,10 @@ Tensor on_cpu(const Tensor& logits) { return logits.cpu().contiguous(); }
 }  // namespace
 
 Tensor feed(const LanguageModel& model, Cache& cache, const Tensor& ids,
-            const ForwardOptions& options) {
+            const ForwardOptions& options, int64_t first_row) {
   const c10::InferenceMode guard;
   Step step = cache.begin_step(
-      {.tokens = ids.size(1), .first_row = 0, .rows = ids.size(0)});
+      {.tokens = ids.size(1), .first_row = first_row, .rows = ids.size(0)});
   Tensor logits = model.forward(ids, step, options);
   step.commit();
   return on_cpu(logits);
