@@ -200,6 +200,10 @@ void Cache::raise_epoch() noexcept {
 void Cache::check_idle(const char* verb) const { impl_->check_idle(verb); }
 
 bool Cache::fits(int64_t tokens) const {
+  TORCH_CHECK(
+      !impl_->pending,
+      "[Cache::fits] lengths must be known but a replayed graph has not "
+      "been read back; read its tokens first.");
   TORCH_CHECK_VALUE(tokens >= 0, "[Cache::fits] tokens must be >= 0 but got ",
                     tokens, "; ask for the tokens of a step.");
   return std::all_of(

@@ -68,7 +68,7 @@ void HeldRows::put(const Tensor& held, int64_t n, const Tensor& cells,
   const int64_t begin = std::max({first, front, n - layout.ring});
   if (n > begin) {
     Tensor(cells).index_copy_(1, ring_cells(layout, begin, n, cells.device()),
-                              source(begin, n));
+                              source(begin, n).to(cells.device()));
   }
 }
 

@@ -56,6 +56,10 @@ StaticDecoder::StaticDecoder(const char* name, GraphModel model,
 }
 
 void StaticDecoder::check_tokens(const Tensor& tokens) const {
+  TORCH_CHECK(cache_.spec().rows == tokens_.size(0), "[", name_,
+              "::step] the cache must have the ", tokens_.size(0),
+              " rows that it had but has ", cache_.spec().rows,
+              "; make a decoder for it.");
   TORCH_CHECK_VALUE(tokens.defined() && tokens.sizes() == tokens_.sizes() &&
                         tokens.scalar_type() == at::kLong,
                     "[", name_, "::step] tokens must be ", tokens_.sizes(),
@@ -106,6 +110,12 @@ Tensor StaticDecoder::prefill(const Tensor& ids,
                     " tokens, max_len, fit a row but got ",
                     ids.size(1) - shortest_pad,
                     "; crop the prompt or raise CacheSpec::capacity.");
+  const int64_t step =
+      std::min(options.chunk.value_or(ids.size(1)), ids.size(1) - shortest_pad);
+  TORCH_CHECK_VALUE(step <= cache_.most_step(), "[", name_,
+                    "::prefill] a step over ring storage has at most ",
+                    cache_.most_step(), " tokens a row but got ", step,
+                    "; set chunk, or raise CacheSpec::max_step.");
   cache_.reset();
   return prefill_steps(ids, options);
 }
@@ -223,9 +233,9 @@ DecodedTokens StaticDecoder::decode(const Tensor& tokens, int64_t steps,
   const std::vector<int64_t> before(cache_.lengths().begin(),
                                     cache_.lengths().end());
   token_graph_->run({.tokens = 1, .count = count}, steps, true);
+  const std::span<const int64_t> after = token_graph_->read_back();
   DecodedTokens result{.ids =
                            ids_.narrow(0, 0, steps).to(at::kCPU, false, true)};
-  const std::span<const int64_t> after = token_graph_->read_back();
   for (size_t row = 0; row < before.size(); ++row) {
     result.fed.push_back(after[row] - before[row]);
   }

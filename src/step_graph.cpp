@@ -28,6 +28,7 @@ struct StepGraph::Impl {
   // host's numbers is not in it.
   struct Key {
     int64_t tokens = 1, first_row = 0, rows = 0, window = 0, repeats = 1;
+    bool may_finish = false;  // whether the flags are read
     auto operator<=>(const Key&) const = default;
   };
   struct Recording {
@@ -43,7 +44,9 @@ struct StepGraph::Impl {
   void once(int64_t repeat);
   void device_work(int64_t repeats);
   // The same, all or nothing: for work that runs at once and may throw.
-  void guarded(int64_t repeats, const std::function<void()>& work);
+  void guarded(const Key& key, const std::function<void()>& work);
+  std::unique_ptr<RecordedWork> recorded(const Key& key);
+  void check_rows() const;
   std::vector<const void*> addresses();
   void check_addresses(const Key& key, const Recording& recording);
   Recording* find(const Key& key);
@@ -58,7 +61,8 @@ struct StepGraph::Impl {
   StepGraphOptions options;
   std::map<Key, Recording> recordings;
   std::map<Key, std::string> failed;
-  uint64_t epoch = 0;  // that the recordings were made in
+  uint64_t epoch = 0;    // that the recordings were made in
+  bool pending = false;  // the last run was not read back
   GraphStatistics statistics;
 };
 
@@ -87,14 +91,14 @@ void StepGraph::Impl::device_work(int64_t repeats) {
   }
 }
 
-void StepGraph::Impl::guarded(int64_t repeats,
+void StepGraph::Impl::guarded(const Key& key,
                               const std::function<void()>& work) {
   Cache::Impl& inner = *cache.impl_;
   std::optional<RowStates> before;
-  if (repeats > 1 && !inner.states.empty()) {
+  if (key.repeats > 1 && !inner.states.empty()) {
     before = inner.states.copy();  // a later repeat may throw
   }
-  inner.numbers.finished = options.finished;
+  inner.numbers.finished = key.may_finish ? options.finished : Tensor();
   try {
     work();
     inner.numbers.finished = Tensor();
@@ -153,6 +157,24 @@ StepGraph::Impl::Recording* StepGraph::Impl::find(const Key& key) {
   return found == recordings.end() ? nullptr : &found->second;
 }
 
+std::unique_ptr<RecordedWork> StepGraph::Impl::recorded(const Key& key) {
+  std::unique_ptr<RecordedWork> work;
+  guarded(key, [&] {
+    work = options.backend->record(
+        [this, repeats = key.repeats] { device_work(repeats); });
+  });
+  return work;
+}
+
+void StepGraph::Impl::check_rows() const {
+  const Tensor& finished = options.finished;
+  TORCH_CHECK(!finished.defined() || finished.size(0) == cache.spec().rows,
+              "[StepGraph::run] finished must have one flag for each of ",
+              cache.spec().rows, " rows but has ",
+              finished.defined() ? finished.size(0) : 0,
+              "; make another StepGraph for another row count.");
+}
+
 // No row takes a token in it: dead tokens go to the spare cells, and neither
 // lengths nor states change, so there is nothing to put back.
 StepGraph::Impl::Recording* StepGraph::Impl::record(const Key& key) {
@@ -164,11 +186,7 @@ StepGraph::Impl::Recording* StepGraph::Impl::record(const Key& key) {
               .rows = key.rows});
   Recording recording;
   recording.addresses = addresses();
-  const int64_t repeats = key.repeats;
-  guarded(1, [&] {  // takes no tokens, so changes no state
-    recording.work =
-        options.backend->record([this, repeats] { device_work(repeats); });
-  });
+  recording.work = recorded(key);
   options.backend->synchronize();
   const size_t size = recording.work->bytes();
   keep(key, std::move(recording), size);
@@ -192,8 +210,7 @@ void StepGraph::Impl::keep(const Key& key, Recording recording, size_t size) {
     // Its memory may be shared with those that go, so it is made anew.
     recording.work.reset();
     retire();
-    recording.work = options.backend->record(
-        [this, repeats = key.repeats] { device_work(repeats); });
+    recording.work = recorded(key);
     size = recording.work->bytes();
   }
   recordings.emplace(key, std::move(recording));
@@ -254,9 +271,14 @@ StepGraph::StepGraph(Cache& cache, Work work, const StepGraphOptions& options)
 }
 
 StepGraph::~StepGraph() {
-  if (impl_) {
-    impl_->retire();
+  if (!impl_) {
+    return;
   }
+  try {
+    read_back();   // or the cache would wait for it for ever
+  } catch (...) {  // the device is lost, and the cache's contents with it
+  }
+  impl_->retire();
 }
 
 void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
@@ -267,7 +289,9 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
                     "[StepGraph::run] rows can end only if "
                     "StepGraphOptions::finished is given.");
   Impl& impl = *impl_;
-  Impl::Key key{.tokens = spec.tokens, .repeats = repeats};
+  impl.check_rows();
+  Impl::Key key{
+      .tokens = spec.tokens, .repeats = repeats, .may_finish = may_finish};
   impl.cache.begin_host(spec, repeats, {});  // checks the whole spec
   key.first_row = impl.step().first_row;
   key.rows = impl.step().rows;
@@ -283,14 +307,14 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
   impl.begin(key, spec);
   if (recording != nullptr) {
     impl.check_addresses(key, *recording);
-    impl.guarded(repeats, [&] { recording->work->replay(); });
+    impl.guarded(key, [&] { recording->work->replay(); });
     ++impl.statistics.replays;
   } else {
-    impl.guarded(repeats, [&] { impl.device_work(repeats); });
+    impl.guarded(key, [&] { impl.device_work(repeats); });
     ++impl.statistics.eager_runs;
   }
   if (may_finish) {
-    impl.cache.impl_->pending = true;
+    impl.cache.impl_->pending = impl.pending = true;
   } else {
     impl.cache.commit_host(repeats);
   }
@@ -298,7 +322,8 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
 
 std::span<const int64_t> StepGraph::read_back() {
   Cache::Impl& inner = *impl_->cache.impl_;
-  if (inner.pending) {
+  if (inner.pending && impl_->pending) {
+    impl_->pending = false;
     inner.lengths = inner.numbers.read_lengths();
     inner.pending = false;
   }
@@ -314,9 +339,11 @@ double StepGraph::capture(int64_t window, int64_t tokens, int64_t repeats) {
   const Impl::Key key{.tokens = tokens,
                       .rows = impl.cache.spec().rows,
                       .window = window,
-                      .repeats = repeats};
+                      .repeats = repeats,
+                      .may_finish = impl.options.finished.defined()};
   const double before = impl.statistics.capture_seconds;
   impl.cache.check_idle("capture");
+  impl.check_rows();
   if (impl.find(key) == nullptr) {
     try {
       impl.record(key);

@@ -60,6 +60,16 @@ void read_spec(const StepSpec& spec, int64_t all_rows, StepData& step) {
   }
 }
 
+// Of `count` more tokens `repeats` times; the largest number if it is beyond.
+int64_t end_of(int64_t length, int64_t count, int64_t repeats) {
+  int64_t end = 0;
+  if (__builtin_mul_overflow(count, repeats, &end) ||
+      __builtin_add_overflow(end, length, &end)) {
+    return std::numeric_limits<int64_t>::max();
+  }
+  return end;
+}
+
 }  // namespace
 
 // Numbers of the step and the window. The floor of rings moves here, since a
@@ -77,16 +87,16 @@ void Cache::begin_host(const StepSpec& spec, int64_t repeats,
     const int64_t length = impl.lengths[step.first_row + row];
     const int64_t count = step.count[row];
     const int64_t room = capacity() - length;
-    TORCH_CHECK(count <= room && count <= room / repeats,
-                "[Cache::begin_step] row ", step.first_row + row,
-                " would need slots [", length, ", ", length + count * repeats,
-                ") but capacity is ", capacity(),
-                "; truncate() first or raise CacheSpec::capacity.");
-    TORCH_CHECK_VALUE(count <= impl.most_live, "[Cache::begin_step] row ",
-                      step.first_row + row,
+    TORCH_CHECK(count <= room / repeats, "[Cache::begin_step] row ",
+                step.first_row + row, " would need slots [", length, ", ",
+                end_of(length, count, repeats), ") but capacity is ",
+                capacity(), "; truncate() first or raise CacheSpec::capacity.");
+    TORCH_CHECK_VALUE(count <= impl.most_live / repeats,
+                      "[Cache::begin_step] row ", step.first_row + row,
                       ": a step over ring storage has at "
                       "most ",
-                      impl.most_live, " live tokens a row but got ", count,
+                      impl.most_live, " live tokens a row but got ",
+                      end_of(0, count, repeats),
                       "; cut it, or raise CacheSpec::max_step.");
     step.start[row] = length;
     step.longest = std::max(step.longest, length + count * repeats);

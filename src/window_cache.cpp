@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace kvcache {
@@ -14,6 +15,10 @@ InPlaceOptions in_place_options(const char* kind, const CacheSpec& spec,
                     "] capacity must be given and >= 1 but got ",
                     spec.capacity.value_or(0),
                     "; static shapes need CacheSpec::capacity.");
+  TORCH_CHECK_VALUE(*spec.capacity < std::numeric_limits<int64_t>::max(), "[",
+                    kind, "::", kind,
+                    "] capacity must be below 2^63 - 1 but "
+                    "is it; no memory holds so many cells.");
   return {.kind = kind,
           .cells = *spec.capacity,
           .head_major = options.windows == Windows::kBuckets,

@@ -1,4 +1,5 @@
 // StepGraph: recordings that fail, and budgets, by a planned backend.
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -90,6 +91,76 @@ TEST(StepGraph, ABudgetIsNeverExceeded) {
   }
   EXPECT_EQ(backend->alive, 0);  // K24
   EXPECT_EQ(cache->memory().graphs.used, 0U);
+}
+
+// A recording that is made anew, as it exceeded the budget beside others, reads
+// the flags as well.
+TEST(StepGraph, RowsEndInGraphsThatWereMadeAnew) {
+  const Model model = make_model(Variant::kAttention);
+  const auto cache = make_bucketed(model, 2);
+  const auto backend = std::make_shared<PlannedGraphs>();
+  const Tensor finished = at::zeros({2}, at::kBool);
+  Replayed replayed(
+      *cache, model,
+      {.backend = backend, .finished = finished, .byte_budget = 150});
+  const std::vector<int64_t> one = {1, 1};
+  replayed.ids() = {1, 2};
+  replayed.graph().run({.count = one}, 4, true);
+  replayed.graph().read_back();
+  finished.data_ptr<bool>()[1] = true;
+  replayed.graph().run({.count = one}, 4, true);  // another window
+  EXPECT_EQ(backend->retirements, 1);
+  const auto lengths = replayed.graph().read_back();
+  EXPECT_EQ(std::vector<int64_t>(lengths.begin(), lengths.end()),
+            (std::vector<int64_t>{8, 4}));
+  // Who says that no row ends gets steps of every row, flags or not.
+  replayed.graph().run({.count = one});
+  EXPECT_EQ(cache->lengths()[1], 5);
+  EXPECT_EQ(cache->validate(), std::vector<std::string>{});
+}
+
+TEST(StepGraph, OtherRowCountsNeedOtherFlags) {
+  const Model model = make_model(Variant::kAttention);
+  const auto cache = make_bucketed(model, 1);
+  Replayed replayed(*cache, model, {.finished = at::zeros({1}, at::kBool)});
+  replayed.feed({1});
+  cache->repeat_rows(3);
+  EXPECT_THAT(error_of([&] {
+                replayed.feed({1, 2, 3});
+              }),
+              HasSubstr("finished must have one flag for each of 3 rows but "
+                        "has 1"));
+  EXPECT_EQ(cache->lengths()[2], 1);
+}
+
+// Steps of one replay overwrite a ring one after the other: together they must
+// leave what the first of them sees.
+TEST(StepGraph, ManyStepsOverARingAreBounded) {
+  const Model model = make_model(Variant::kSliding);
+  CacheSpec spec = spec_of(model, 1, kCapacity);
+  spec.max_step = 4;
+  WindowCache cache(spec, {.rings = RingOptions{}});
+  Replayed replayed(cache, model);
+  replayed.ids() = {1};
+  const std::string before = picture(cache);
+  EXPECT_THAT(error_of([&] { replayed.graph().run({}, 5); }),
+              HasSubstr("at most 4 live tokens a row but got 5"));
+  EXPECT_EQ(picture(cache), before);
+  replayed.graph().run({}, 4);
+  EXPECT_EQ(cache.lengths()[0], 4);
+}
+
+// Whoever drops a graph before its tokens are read leaves a cache that works.
+TEST(StepGraph, ADroppedGraphIsReadBack) {
+  const Model model = make_model(Variant::kAttention);
+  const auto cache = make_bucketed(model, 1);
+  {
+    Replayed replayed(*cache, model, {.finished = at::zeros({1}, at::kBool)});
+    replayed.ids() = {1};
+    replayed.graph().run({}, 3, true);
+    EXPECT_THAT(error_of([&] { cache->fits(1); }), HasSubstr("read back"));
+  }
+  EXPECT_EQ(cache->lengths()[0], 3);
 }
 
 TEST(StepGraph, FullRowsAreRefusedWithBothNumbers) {

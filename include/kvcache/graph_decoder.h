@@ -77,7 +77,8 @@ class GraphDecoder {
   Tensor step(const Tensor& tokens);
   // Up to steps_per_replay steps of its own choosing in one replay: each row is
   // fed its token of `tokens` [B, 1], then what the sampler made of it, until
-  // `steps` are done or it met an end token.
+  // `steps` are done or it met an end token. All or nothing; without a backend
+  // each step counts by itself.
   DecodedTokens decode(const Tensor& tokens, int64_t steps);
   // Of the last decode(): [steps, B, V] float32, static. Behind a row's end 0.
   Tensor logits() const;

@@ -95,11 +95,13 @@ class CudaGraphs final : public GraphBackend {
     recorded->graph().capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
     try {
       work();
+      recorded->graph().capture_end();
     } catch (...) {
       end_failed(recorded->graph());
+      // A pool may stay bound to a capture that failed.
+      pool_ = at::cuda::graph_pool_handle();
       throw;
     }
-    recorded->graph().capture_end();
     const size_t after = reserved_bytes(device_);
     recorded->set_bytes(after > before ? after - before : 0);
     return recorded;

@@ -43,6 +43,8 @@ class InPlaceCache : public Cache {
   const KvTensors& cells(int64_t index) const;
   // Cells that its positions take in turn behind the sinks; 0: no ring.
   int64_t ring(int64_t index) const;
+  // Live tokens that one step may have in a row, for rings; else no bound.
+  int64_t most_step() const noexcept;
 
  protected:
   InPlaceCache(CacheSpec spec, const InPlaceOptions& options);

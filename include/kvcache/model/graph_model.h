@@ -48,11 +48,10 @@ class GraphSampling {
   Tensor filtered(const Tensor& logits, const Tensor& weights) const;
 
   GraphSamplingOptions options_;
-  Tensor temperature_, top_p_, min_p_;  // [B, 1] float64
-  Tensor penalty_;                      // [B, 1] float32
-  Tensor top_k_;                        // [B, 1] int64
-  Tensor uniform_;                      // [N, B, 1] float64
-  Tensor seen_;                         // [B, V] bool
+  Tensor temperature_, top_p_, min_p_, penalty_;  // [B, 1] float64
+  Tensor top_k_;                                  // [B, 1] int64
+  Tensor uniform_;                                // [N, B, 1] float64
+  Tensor seen_;                                   // [B, V] bool
 };
 
 struct GraphRunnerOptions {

@@ -99,16 +99,17 @@ class Generation {
   bool replay_many() {
     GraphRunner& graphs = *options_.graphs;
     const auto start = Clock::now();
-    graphs.sampling().set_row(0, options_.sampling, answer_->sampler(),
-                              sequence_);
-    const DecodedTokens made = graphs.decoder().decode(
-        ids_tensor(std::span(sequence_).last(1)), graphs.steps_per_replay());
-    const Tensor logits = graphs.decoder().logits().to(at::kCPU);  // [N, 1, V]
-    timings().decode_ms += ms_since(start);
-    timings().decode_steps += made.fed[0];
-    const auto* ids = made.ids.const_data_ptr<int64_t>();
     bool over = false;
     try {
+      graphs.sampling().set_row(0, options_.sampling, answer_->sampler(),
+                                sequence_);
+      const DecodedTokens made = graphs.decoder().decode(
+          ids_tensor(std::span(sequence_).last(1)), graphs.steps_per_replay());
+      const Tensor logits =
+          graphs.decoder().logits().to(at::kCPU);  // [N, 1, V]
+      timings().decode_ms += ms_since(start);
+      timings().decode_steps += made.fed[0];
+      const auto* ids = made.ids.const_data_ptr<int64_t>();
       for (int64_t i = 0; i < made.fed[0] && !over; ++i) {
         over = answer_->take(logits_row(logits, i), ids[i]);
       }

@@ -47,7 +47,7 @@ GraphSampling::GraphSampling(const GraphSamplingOptions& options)
   top_p_ = column(at::kDouble, 1);
   min_p_ = column(at::kDouble, 0);
   top_k_ = column(at::kLong, static_cast<double>(options.vocab_size));
-  penalty_ = column(at::kFloat, 1);
+  penalty_ = column(at::kDouble, 1);
   uniform_ = zeros({options.steps, rows, 1}, at::kDouble, options.device);
   seen_ = zeros({rows, options.penalties ? options.vocab_size : 1}, at::kBool,
                 options.device);
@@ -118,13 +118,16 @@ Tensor GraphSampling::sample(const Tensor& raw, const Tensor& live,
   if (options_.penalties) {
     constexpr double kLimit = std::numeric_limits<float>::max();
     const Tensor lowered =
-        at::where(logits.gt(0), logits.div(penalty_), logits.mul(penalty_))
-            .clamp(-kLimit, kLimit);
+        at::where(logits.gt(0), logits.to(at::kDouble).div(penalty_),
+                  logits.to(at::kDouble).mul(penalty_))
+            .clamp(-kLimit, kLimit)
+            .to(at::kFloat);
     logits = at::where(seen_, lowered, logits);
   }
   Tensor chosen = at::argmax(logits, 1, /*keepdim=*/true);
   if (options_.draws) {
-    const Tensor gap = logits.sub(logits.gather(1, chosen)).to(at::kDouble);
+    const Tensor wide = logits.to(at::kDouble);
+    const Tensor gap = wide.sub(wide.gather(1, chosen));
     // A row of temperature 0 takes its arg-max below, whatever is here.
     const Tensor heat = temperature_.masked_fill(temperature_.le(0), 1);
     Tensor weights = gap.div(heat).exp().masked_fill_(gap.eq(0), 1);
