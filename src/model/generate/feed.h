@@ -27,8 +27,8 @@ Tensor ids_tensor(std::span<const int64_t> ids);
 std::span<const float> logits_row(const Tensor& logits, int64_t row = 0);
 
 // One step of `ids` [B, T] over rows [first_row, first_row + B) of `cache`,
-// committed. `ids` may be on the CPU whatever the model's device is; logits come
-// back to the CPU.
+// committed. `ids` may be on the CPU whatever the model's device is; logits
+// come back to the CPU.
 Tensor feed(const LanguageModel& model, Cache& cache, const Tensor& ids,
             const ForwardOptions& options, int64_t first_row = 0);
 
