@@ -102,29 +102,29 @@ Cache::Impl::Impl(CacheSpec given, bool may_swap)
       numbers(spec.rows, spec.device, {CellLayout{}}) {
   size_t recurrent = 0;
   for (const LayerSpec& layer : spec.layers) {
-    const bool attends = std::holds_alternative<AttentionLayer>(layer);
-    index.push_back(attends ? attention_layers++ : recurrent++);
+    if (const auto* attention = std::get_if<AttentionLayer>(&layer)) {
+      index.push_back(attention_layers.size());
+      attention_layers.push_back(*attention);
+    } else {
+      index.push_back(recurrent++);
+    }
   }
-  oldest.assign(lengths.size(), std::vector<int64_t>(attention_layers, 0));
+  const size_t attends = attention_layers.size();
+  oldest.assign(lengths.size(), std::vector<int64_t>(attends, 0));
   layouts = {CellLayout{}};
-  layout_of.assign(attention_layers, 0);
-  step.views.resize(attention_layers);
+  layout_of.assign(attends, 0);
+  step.views.resize(attends);
   step.done.resize(spec.layers.size());
   step.conv_done.resize(spec.layers.size());
-}
-
-const AttentionLayer& Cache::Impl::attention_layer(size_t wanted) const {
-  size_t i = 0;
-  while (!std::holds_alternative<AttentionLayer>(spec.layers[i]) ||
-         index[i] != wanted) {
-    ++i;
-  }
-  return std::get<AttentionLayer>(spec.layers[i]);
 }
 
 void Cache::Impl::check_idle(const char* verb) const {
   TORCH_CHECK(!step.open, "[Cache::", verb, "] no step may be open but one of ",
               step.tokens, " tokens is; commit() or destroy it first.");
+  check_read_back(verb);
+}
+
+void Cache::Impl::check_read_back(const char* verb) const {
   TORCH_CHECK(!pending, "[Cache::", verb,
               "] lengths must be known but a replayed graph has not been read "
               "back; read its tokens first.");
@@ -138,16 +138,13 @@ void Cache::Impl::check_row(const char* verb, int64_t row) const {
 
 bool Cache::Impl::keeps(const std::vector<int64_t>& first,
                         int64_t length) const {
-  size_t i = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    if (const auto* a = std::get_if<AttentionLayer>(&layer)) {
-      // The next query, at position `length`, sees `sliding` keys with its own.
-      const int64_t seen =
-          a->sliding > 0 ? std::max<int64_t>(0, length - a->sliding + 1) : 0;
-      if (length > 0 && first[i] > seen) {
-        return false;
-      }
-      ++i;
+  for (size_t i = 0; length > 0 && i < attention_layers.size(); ++i) {
+    // The next query, at position `length`, sees `sliding` keys with its own.
+    const int64_t sliding = attention_layers[i].sliding;
+    const int64_t seen =
+        sliding > 0 ? std::max<int64_t>(0, length - sliding + 1) : 0;
+    if (first[i] > seen) {
+      return false;
     }
   }
   return true;
@@ -198,12 +195,10 @@ void Cache::raise_epoch() noexcept {
   }
 }
 void Cache::check_idle(const char* verb) const { impl_->check_idle(verb); }
+int64_t Cache::most_live() const noexcept { return impl_->most_live; }
 
 bool Cache::fits(int64_t tokens) const {
-  TORCH_CHECK(
-      !impl_->pending,
-      "[Cache::fits] lengths must be known but a replayed graph has not "
-      "been read back; read its tokens first.");
+  impl_->check_read_back("fits");
   TORCH_CHECK_VALUE(tokens >= 0, "[Cache::fits] tokens must be >= 0 but got ",
                     tokens, "; ask for the tokens of a step.");
   return std::all_of(

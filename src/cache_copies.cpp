@@ -129,7 +129,7 @@ std::vector<int64_t> Cache::Impl::longest_first(
 void Cache::export_row(int64_t row, Checkpoint& to) const {
   c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < impl_->attention_layers; ++i) {
+  for (size_t i = 0; i < impl_->attention_layers.size(); ++i) {
     const int64_t first = std::min(impl_->oldest[row][i], to.length);
     to.kv.push_back(do_export(row, static_cast<int64_t>(i), first));
     to.first.push_back(first);

@@ -15,6 +15,8 @@ struct Cache::Impl {
 
   // Throws if a step is open: `verb` is a between-step call.
   void check_idle(const char* verb) const;
+  // Throws until the lengths after a replay are known.
+  void check_read_back(const char* verb) const;
   void check_row(const char* verb, int64_t row) const;
   // Local layer number of the model's `layer`; throws unless it is there.
   // `where` is the function for the message, "Step::update".
@@ -39,13 +41,12 @@ struct Cache::Impl {
   static std::vector<int64_t> longest_first(std::span<const int64_t> lengths);
   // Ring storage: once a row reaches up to `end`, older keys are overwritten.
   void raise_floor(int64_t row, int64_t end);
-  const AttentionLayer& attention_layer(size_t index) const;
   void clear_row(int64_t row) noexcept;
   void set_state(int64_t row, const RestorePoint* point) noexcept;
 
   CacheSpec spec;
   std::vector<size_t> index;  // of a layer among those of its sort
-  size_t attention_layers = 0;
+  std::vector<AttentionLayer> attention_layers;
   std::vector<int64_t> lengths;       // [B]
   std::vector<RestorePoints> points;  // [B], ascending, position 0 implied
   // [B][attention layer] first position held behind the sinks; 0 unless a ring

@@ -62,9 +62,8 @@ void HeldRows::put(const Tensor& held, int64_t n, const Tensor& cells,
     return;
   }
   const int64_t front = std::min(layout.sinks, n);
-  for (int64_t p = 0; p < front; ++p) {  // kept may end before it
-    cells.narrow(1, p, 1).copy_(source(p, p + 1));
-  }
+  // Without a gap: if fewer are kept, the rest follows them.
+  cells.narrow(1, 0, front).copy_(held.narrow(1, 0, front));
   const int64_t begin = std::max({first, front, n - layout.ring});
   if (n > begin) {
     Tensor(cells).index_copy_(1, ring_cells(layout, begin, n, cells.device()),

@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "held_rows.h"
@@ -145,16 +144,6 @@ const KvTensors& InPlaceCache::cells(int64_t index) const {
 int64_t InPlaceCache::ring(int64_t index) const {
   cells(index);  // checks it
   return layouts_[static_cast<size_t>(index)].ring;
-}
-
-int64_t InPlaceCache::most_step() const noexcept {
-  int64_t most = std::numeric_limits<int64_t>::max();
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    if (layouts_[i].ring > 0) {
-      most = std::min(most, layouts_[i].ring - layers_[i].sliding + 1);
-    }
-  }
-  return most;
 }
 
 size_t InPlaceCache::bytes() const {

@@ -128,9 +128,10 @@ const KvView& Step::update(int64_t layer, const Tensor& k, const Tensor& v) {
   const KvView& view = reserve(layer);
   at::NoGradGuard no_grad;
   const size_t local = impl.local("Step::update", layer);
+  const auto index = static_cast<int64_t>(impl.index[local]);
   step.done[local] = false;  // a write that throws leaves the layer out
   // Kinds copy memory, where the sign of a lazily negated tensor is not.
-  cache_->do_write(step, view, k.is_neg() ? k.resolve_neg() : k,
+  cache_->do_write(step, index, k.is_neg() ? k.resolve_neg() : k,
                    v.is_neg() ? v.resolve_neg() : v);
   step.done[local] = true;
   return view;

@@ -51,7 +51,7 @@ struct StepGraph::Impl {
   void check_addresses(const Key& key, const Recording& recording);
   Recording* find(const Key& key);
   Recording* record(const Key& key);
-  void keep(const Key& key, Recording recording, size_t bytes);
+  void keep(const Key& key, Recording recording);
   void retire();
   void note_failure(const Key& key, const std::string& why);
   size_t bytes() const;
@@ -75,10 +75,7 @@ void StepGraph::Impl::begin(const Key& key, const StepSpec& spec) {
 // One step between its device halves.
 void StepGraph::Impl::once(int64_t repeat) {
   cache.begin_device();
-  StepData& data = step();
-  std::fill(data.done.begin(), data.done.end(), false);
-  std::fill(data.conv_done.begin(), data.conv_done.end(), false);
-  data.open = true;
+  step().open = true;
   Step open(cache);  // closes it, whatever happens
   fn(open, repeat);
   open.check_complete();
@@ -188,14 +185,14 @@ StepGraph::Impl::Recording* StepGraph::Impl::record(const Key& key) {
   recording.addresses = addresses();
   recording.work = recorded(key);
   options.backend->synchronize();
-  const size_t size = recording.work->bytes();
-  keep(key, std::move(recording), size);
+  keep(key, std::move(recording));
   ++statistics.captures;
   statistics.capture_seconds += seconds_since(start);
   return &recordings.at(key);
 }
 
-void StepGraph::Impl::keep(const Key& key, Recording recording, size_t size) {
+void StepGraph::Impl::keep(const Key& key, Recording recording) {
+  size_t size = recording.work->bytes();
   const size_t budget = options.byte_budget.value_or(~size_t{0});
   if (size > budget) {
     recording.work.reset();
@@ -271,9 +268,6 @@ StepGraph::StepGraph(Cache& cache, Work work, const StepGraphOptions& options)
 }
 
 StepGraph::~StepGraph() {
-  if (!impl_) {
-    return;
-  }
   try {
     read_back();   // or the cache would wait for it for ever
   } catch (...) {  // the device is lost, and the cache's contents with it

@@ -105,8 +105,6 @@ void Cache::begin_host(const StepSpec& spec, int64_t repeats,
   }
   step.window = window.value_or(do_window(step.longest));
   step.recorded = false;
-  std::fill(step.done.begin(), step.done.end(), false);
-  std::fill(step.conv_done.begin(), step.conv_done.end(), false);
   do_begin_host(step);
   shape_step();
   impl.numbers.upload(impl.lengths, step);
@@ -128,7 +126,7 @@ void Cache::shape_step() {
   impl.numbers.shape(step);
   impl.states.fill(step);
   for (size_t i = 0; i < step.views.size(); ++i) {
-    const AttentionLayer& layer = impl.attention_layer(i);
+    const AttentionLayer& layer = impl.attention_layers[i];
     KvView& view = step.views[i];
     view.limits = step.limits;
     view.cells = step.cells[impl.layout_of[i]];
@@ -143,6 +141,8 @@ void Cache::shape_step() {
 void Cache::begin_device() {
   Impl& impl = *impl_;
   StepData& step = impl.step;
+  std::fill(step.done.begin(), step.done.end(), false);
+  std::fill(step.conv_done.begin(), step.conv_done.end(), false);
   impl.numbers.fill(step);
   for (size_t i = 0; i < step.views.size(); ++i) {
     const CellLayout& layout = impl.layouts[impl.layout_of[i]];
@@ -173,7 +173,7 @@ void Cache::commit_host(int64_t repeats) noexcept {
 }
 
 void Cache::Impl::raise_floor(int64_t row, int64_t end) {
-  for (size_t i = 0; i < attention_layers; ++i) {
+  for (size_t i = 0; i < attention_layers.size(); ++i) {
     const CellLayout& layout = layouts[layout_of[i]];
     const int64_t floor = end - layout.ring;
     if (layout.ring > 0 && floor > layout.sinks) {
@@ -202,7 +202,7 @@ void Cache::place_cells(const std::vector<CellLayout>& layouts) {
       impl.layouts.push_back(layouts[i]);
     }
     if (layouts[i].ring > 0) {
-      const int64_t sliding = impl.attention_layer(i).sliding;
+      const int64_t sliding = impl.attention_layers[i].sliding;
       impl.most_live = std::min(impl.most_live, layouts[i].ring - sliding + 1);
     }
   }

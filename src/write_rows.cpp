@@ -68,10 +68,11 @@ void write_one(const StepData& step, const CellLayout& layout, bool by_ops,
 
 }  // namespace
 
-void Cache::do_write(const StepData& step, const KvView& to, const Tensor& k,
+void Cache::do_write(const StepData& step, int64_t index, const Tensor& k,
                      const Tensor& v) {
-  const auto index = static_cast<size_t>(&to - step.views.data());
-  const CellLayout& layout = impl_->layouts[impl_->layout_of[index]];
+  const auto i = static_cast<size_t>(index);
+  const KvView& to = step.views[i];
+  const CellLayout& layout = impl_->layouts[impl_->layout_of[i]];
   const bool by_ops = impl_->numbers.by_ops();
   write_one(step, layout, by_ops, to.cells, to.k, k);
   write_one(step, layout, by_ops, to.cells, to.v, v);

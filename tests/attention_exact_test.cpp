@@ -101,20 +101,23 @@ TEST(AttendExact, EveryHeadSizeInBothRoles) {
   });
 }
 
+void expect_the_same_in_chunks(const AttentionCase& c) {
+  const Tensor whole = attend(c.q, c.view);
+  EXPECT_TRUE(at::equal(whole, in_chunks(c, 1, Role::kDecode)));
+  EXPECT_TRUE(at::equal(whole, in_chunks(c, 7, Role::kDecode)));
+  EXPECT_TRUE(at::equal(whole, in_chunks(c, 11, Role::kPrefill)));
+}
+
 TEST(AttendExact, SlidingWindowsOfEverySize) {
   on_every_level([](at::ScalarType dtype) {
     for (const int64_t sliding : {1, 2, 3, 4, 63, 64, 127, 128, 129, 200}) {
       SCOPED_TRACE(sliding);
-      const AttentionCase c = make_case({.heads = 2,
-                                         .group = 3,
-                                         .prefix = 240,
-                                         .tokens = 30,
-                                         .sliding = sliding,
-                                         .dtype = dtype});
-      const Tensor whole = attend(c.q, c.view);
-      EXPECT_TRUE(at::equal(whole, in_chunks(c, 1, Role::kDecode)));
-      EXPECT_TRUE(at::equal(whole, in_chunks(c, 7, Role::kDecode)));
-      EXPECT_TRUE(at::equal(whole, in_chunks(c, 11, Role::kPrefill)));
+      expect_the_same_in_chunks(make_case({.heads = 2,
+                                           .group = 3,
+                                           .prefix = 240,
+                                           .tokens = 30,
+                                           .sliding = sliding,
+                                           .dtype = dtype}));
     }
   });
 }
@@ -124,17 +127,13 @@ TEST(AttendExact, SinksOfEveryNumber) {
     for (const int64_t sinks : {1, 2, 3, 16, 63, 127, 128}) {
       for (const int64_t prefix : {0, 120, 240}) {
         SCOPED_TRACE(c10::str(sinks, " sinks, prefix ", prefix));
-        const AttentionCase c = make_case({.heads = 2,
-                                           .group = 3,
-                                           .prefix = prefix,
-                                           .tokens = 30,
-                                           .sliding = 50,
-                                           .sinks = sinks,
-                                           .dtype = dtype});
-        const Tensor whole = attend(c.q, c.view);
-        EXPECT_TRUE(at::equal(whole, in_chunks(c, 1, Role::kDecode)));
-        EXPECT_TRUE(at::equal(whole, in_chunks(c, 7, Role::kDecode)));
-        EXPECT_TRUE(at::equal(whole, in_chunks(c, 11, Role::kPrefill)));
+        expect_the_same_in_chunks(make_case({.heads = 2,
+                                             .group = 3,
+                                             .prefix = prefix,
+                                             .tokens = 30,
+                                             .sliding = 50,
+                                             .sinks = sinks,
+                                             .dtype = dtype}));
       }
     }
   });

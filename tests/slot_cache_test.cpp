@@ -31,11 +31,7 @@ class SlotCacheTest : public testing::TestWithParam<Variant> {
   }
   // Prefills one slot beside the others.
   void prefill(int64_t slot, const Ids& ids) {
-    Step step = slots.begin_step({.tokens = static_cast<int64_t>(ids.size()),
-                                  .first_row = slot,
-                                  .rows = 1});
-    forward(model, step, ids, options_for(slots));
-    step.commit();
+    feed_row(slots, model, slot, ids);
   }
 };
 INSTANTIATE_TEST_SUITE_P(EveryModel, SlotCacheTest,

@@ -25,11 +25,7 @@ constexpr int64_t kSlots = 4, kCapacity = 20;
 class SlotGraphDecoderTest : public testing::TestWithParam<Variant> {
  protected:
   void prefill(int64_t slot, const Ids& ids) {
-    Step step = slots.begin_step({.tokens = static_cast<int64_t>(ids.size()),
-                                  .first_row = slot,
-                                  .rows = 1});
-    forward(model, step, ids, options_for(slots));
-    step.commit();
+    feed_row(slots, model, slot, ids);
   }
 
   const Model model = make_model(GetParam());

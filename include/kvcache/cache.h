@@ -106,6 +106,8 @@ class Cache {
   Cache(CacheSpec spec, States states);
   void raise_epoch() noexcept;
   void check_idle(const char* verb) const;  // throws while a step is open
+  // Live tokens that a step may have in a row; bounded by rings only.
+  int64_t most_live() const noexcept;
   // Of every attention layer; without a call all positions are their own cells.
   void place_cells(const std::vector<CellLayout>& layouts);
 
@@ -122,8 +124,8 @@ class Cache {
   // Rows, tokens or addresses are others than before: k and v of every view.
   virtual void do_shape(StepData& step);
   virtual void do_reserve(StepData& step, int64_t index);  // concat: grows
-  virtual void do_write(const StepData& step, const KvView& to, const Tensor& k,
-                        const Tensor& v);
+  virtual void do_write(const StepData& step, int64_t index, const Tensor& k,
+                        const Tensor& v);            // into step.views[index]
   virtual void do_commit(StepData& step) noexcept;   // concat: swaps
   virtual void do_abandon(StepData& step) noexcept;  // concat: drops
   virtual void do_shrunk();  // lengths() went down: reset, truncate

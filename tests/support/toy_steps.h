@@ -85,6 +85,16 @@ inline std::vector<Floats> feed(Cache& cache, const Model& model,
   return live;
 }
 
+// One committed step of `ids` in one row, beside the others.
+inline void feed_row(Cache& cache, const Model& model, int64_t row,
+                     const Ids& ids) {
+  Step step = cache.begin_step({.tokens = static_cast<int64_t>(ids.size()),
+                                .first_row = row,
+                                .rows = 1});
+  forward(model, step, ids, options_for(cache));
+  step.commit();
+}
+
 // The same tokens in every row.
 inline std::vector<Floats> feed_all(Cache& cache, const Model& model,
                                     const Ids& ids, bool fused = false) {

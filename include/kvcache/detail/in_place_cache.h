@@ -44,11 +44,10 @@ class InPlaceCache : public Cache {
   // Cells that its positions take in turn behind the sinks; 0: no ring.
   int64_t ring(int64_t index) const;
   // Live tokens that one step may have in a row, for rings; else no bound.
-  int64_t most_step() const noexcept;
+  int64_t most_step() const noexcept { return most_live(); }
 
  protected:
   InPlaceCache(CacheSpec spec, const InPlaceOptions& options);
-  const InPlaceOptions& in_place() const noexcept { return options_; }
   // Other memory with the same values; raises the epoch. Rings stay.
   void resize(int64_t cells);
 

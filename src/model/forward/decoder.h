@@ -12,6 +12,12 @@
 
 namespace kvcache::model {
 
+inline constexpr const char* kEmbedding = "token_embd.weight";
+inline constexpr const char* kPositions = "position_embd.weight";
+
+// Rows of the head that run together: bounds the memory of all_logits.
+inline constexpr int64_t kHeadRows = 256;
+
 // The tokens of a forward, [B, T] int64 each; alive where limits > 0.
 struct Tokens {
   Tensor ids;        // any number where dead

@@ -18,12 +18,6 @@
 namespace kvcache::model {
 namespace {
 
-constexpr const char* kEmbedding = "token_embd.weight";
-constexpr const char* kPositions = "position_embd.weight";
-
-// Rows of the head that run together: bounds the memory of all_logits.
-constexpr int64_t kHeadRows = 256;
-
 struct OpsLayer {
   OpsNorm attention_norm;
   OpsAttention attention;

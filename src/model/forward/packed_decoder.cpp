@@ -20,12 +20,6 @@
 namespace kvcache::model {
 namespace {
 
-constexpr const char* kEmbedding = "token_embd.weight";
-constexpr const char* kPositions = "position_embd.weight";
-
-// Rows of the head that run together: bounds the memory of all_logits.
-constexpr int64_t kHeadRows = 256;
-
 std::span<const int64_t> values_of(const Tensor& numbers) {
   return {numbers.const_data_ptr<int64_t>(),
           static_cast<size_t>(numbers.numel())};

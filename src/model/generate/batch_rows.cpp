@@ -2,7 +2,6 @@
 
 #include "batch_rows.h"
 
-#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -117,9 +117,9 @@ Tensor GraphSampling::sample(const Tensor& raw, const Tensor& live,
   Tensor logits = raw;
   if (options_.penalties) {
     constexpr double kLimit = std::numeric_limits<float>::max();
+    const Tensor wide = logits.to(at::kDouble);
     const Tensor lowered =
-        at::where(logits.gt(0), logits.to(at::kDouble).div(penalty_),
-                  logits.to(at::kDouble).mul(penalty_))
+        at::where(wide.gt(0), wide.div(penalty_), wide.mul(penalty_))
             .clamp(-kLimit, kLimit)
             .to(at::kFloat);
     logits = at::where(seen_, lowered, logits);
@@ -135,11 +135,10 @@ Tensor GraphSampling::sample(const Tensor& raw, const Tensor& live,
       weights = filtered(logits, weights);
     }
     const Tensor sums = weights.cumsum(1);
-    const Tensor target =
-        uniform_.select(0, repeat).mul(sums.narrow(1, sums.size(1) - 1, 1));
+    const Tensor all = sums.narrow(1, sums.size(1) - 1, 1);
+    const Tensor target = uniform_.select(0, repeat).mul(all);
     // The first whose sum passes the target, which rounding may have put at the
     // end. It has a weight, as its sum rose.
-    const Tensor all = sums.narrow(1, sums.size(1) - 1, 1);
     const Tensor passed =
         sums.gt(target).logical_or(sums.eq(all)).to(at::kByte);
     const Tensor drawn = at::argmax(passed, 1, true);
