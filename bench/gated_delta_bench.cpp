@@ -6,19 +6,24 @@
 // stands an out-of-place scale of the same states; prefill of 256 tokens stands
 // beside the chunked form of the same rule by LibTorch's operators.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/conv1d.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_solve_triangular.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softplus.h>
 #include <ATen/ops/zeros.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -46,9 +51,9 @@ GatedDeltaCore make_core() {
                                                   .key_head_dim = kDim,
                                                   .value_head_dim = kDim,
                                                   .conv_kernel = kTaps};
-  return {config, DeltaWeights{at::randn({kChannels, kTaps}),
-                               at::rand({kHeads}).neg(), at::randn({kHeads}),
-                               at::ones({kDim})}};
+  return {config,
+          DeltaWeights{at::randn({kChannels, kTaps}), at::rand({kHeads}).neg(),
+                       at::randn({kHeads}), at::ones({kDim})}};
 }
 
 // The tokens of one row behind the states of one layer.
@@ -65,12 +70,12 @@ class Run {
     std::iota(limits_.begin(), limits_.end(), 1);
   }
   void operator()(int64_t index) {
-    core_.run({1, static_cast<int64_t>(limits_.size()), numbers_, numbers_,
-               limits_},
-              in_,
-              {conv_[0], conv_[1], states_[0].narrow(0, index, 1),
-               states_[1].narrow(0, index, 1)},
-              out_);
+    core_.run(
+        {1, static_cast<int64_t>(limits_.size()), numbers_, numbers_, limits_},
+        in_,
+        {conv_[0], conv_[1], states_[0].narrow(0, index, 1),
+         states_[1].narrow(0, index, 1)},
+        out_);
   }
   const Tensor& states() const { return states_; }
 
@@ -138,7 +143,9 @@ Tensor chunked(const Tensor& q, const Tensor& k, const Tensor& v,
   const Tensor strictly_below = below.tril(-1);
   std::vector<Tensor> outputs;
   for (int64_t first = 0; first < q.size(1); first += chunk) {
-    const auto part = [&](const Tensor& x) { return x.narrow(1, first, chunk); };
+    const auto part = [&](const Tensor& x) {
+      return x.narrow(1, first, chunk);
+    };
     const Tensor total = part(g).cumsum(1);  // [H, C]
     const Tensor decay =
         (total.unsqueeze(2) - total.unsqueeze(1))
@@ -148,27 +155,76 @@ Tensor chunked(const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor rate = part(beta).unsqueeze(2);
     const Tensor kept = total.exp().unsqueeze(2);
     const Tensor scaled = part(k) * rate;
-    const Tensor mix = scaled.matmul(part(k).transpose(1, 2)) * decay *
-                       strictly_below;
+    const Tensor mix =
+        scaled.matmul(part(k).transpose(1, 2)) * decay * strictly_below;
     const auto solve = [&](const Tensor& right) {
       return at::linalg_solve_triangular(mix, right, /*upper=*/false,
                                          /*left=*/true, /*unitriangular=*/true);
     };
     const Tensor fresh =
         solve(part(v) * rate) - solve(scaled * kept).matmul(state);
-    outputs.push_back((part(q) * kept).matmul(state) +
-                      (part(q).matmul(part(k).transpose(1, 2)) * decay)
-                          .matmul(fresh));
+    outputs.push_back(
+        (part(q) * kept).matmul(state) +
+        (part(q).matmul(part(k).transpose(1, 2)) * decay).matmul(fresh));
     const Tensor last = total.narrow(1, chunk - 1, 1);
     state = state * last.exp().unsqueeze(2) +
             (part(k) * (last - total).exp().unsqueeze(2))
                 .transpose(1, 2)
                 .matmul(fresh);
   }
-  return outputs.back();
+  return at::cat(outputs, 1);
+}
+
+// All between the two projections, as the kernel does it: [T, q | k | v | z | b
+// | a] in, [T, H * D] out.
+Tensor whole(const Tensor& in, const Tensor& filter, const Tensor& decay,
+             const Tensor& weight, int64_t chunk) {
+  const int64_t tokens = in.size(0);
+  const Tensor mixed =
+      at::silu(at::conv1d(in.narrow(1, 0, kChannels).t().unsqueeze(0), filter,
+                          {}, 1, kTaps - 1, 1, kChannels)
+                   .narrow(2, 0, tokens))
+          .view({3, kHeads, kDim, tokens})
+          .transpose(2, 3)
+          .to(at::kFloat);
+  const auto unit = [](const Tensor& x) {
+    return x * x.square().sum(-1, true).add(1e-6).rsqrt();
+  };
+  const auto gate = [&](int64_t index) {
+    return in.narrow(1, kChannels + (kDim + index) * kHeads, kHeads)
+        .t()
+        .to(at::kFloat);
+  };
+  const Tensor o =
+      chunked(unit(mixed[0]) * std::sqrt(1.0 / kDim), unit(mixed[1]), mixed[2],
+              decay.unsqueeze(1) * at::softplus(gate(1)), gate(0).sigmoid(),
+              at::zeros({kHeads, kDim, kDim}), chunk);
+  const Tensor z = in.narrow(1, kChannels, kHeads * kDim)
+                       .view({tokens, kHeads, kDim})
+                       .to(at::kFloat);
+  return (at::rms_norm(o.transpose(0, 1), {kDim}, weight) * at::silu(z))
+      .to(in.scalar_type());
 }
 
 void chunked_by_operators(benchmark::State& state) {
+  const c10::InferenceMode inference;
+  const int64_t tokens = state.range(0);
+  const Tensor in =
+      at::randn({tokens, kChannels + kHeads * (kDim + 2)}).to(at::kBFloat16);
+  const Tensor filter = at::randn({kChannels, 1, kTaps}).to(at::kBFloat16);
+  const Tensor decay = at::rand({kHeads}).neg(), weight = at::ones({kDim});
+  for (auto each : state) {
+    benchmark::DoNotOptimize(whole(in, filter, decay, weight, state.range(1)));
+  }
+  state.SetItemsProcessed(state.iterations() * tokens);
+}
+BENCHMARK(chunked_by_operators)
+    ->Args({256, 16})
+    ->Args({256, 32})
+    ->Args({256, 64})
+    ->UseRealTime();
+
+void chunked_rule_alone(benchmark::State& state) {
   const c10::InferenceMode inference;
   const int64_t tokens = state.range(0);
   const auto unit = [&] {
@@ -180,16 +236,10 @@ void chunked_by_operators(benchmark::State& state) {
   const Tensor beta = at::rand({kHeads, tokens});
   const Tensor zero = at::zeros({kHeads, kDim, kDim});
   for (auto each : state) {
-    benchmark::DoNotOptimize(
-        chunked(q, k, v, g, beta, zero, state.range(1)));
+    benchmark::DoNotOptimize(chunked(q, k, v, g, beta, zero, state.range(1)));
   }
   state.SetItemsProcessed(state.iterations() * tokens);
 }
-BENCHMARK(chunked_by_operators)
-    ->Args({256, 16})
-    ->Args({256, 32})
-    ->Args({256, 64})
-    ->Args({1024, 32})
-    ->UseRealTime();
+BENCHMARK(chunked_rule_alone)->Args({256, 32})->UseRealTime();
 
 }  // namespace
