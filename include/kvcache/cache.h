@@ -86,6 +86,9 @@ class Cache {
 
   // One row: K/V of [0, length), its restore points, and one at the length.
   Checkpoint checkpoint(int64_t row) const;
+  // The same with K/V in blocks, so that checkpoints of texts that begin alike
+  // share memory. Not of a row whose ring has overwritten keys.
+  Checkpoint checkpoint(int64_t row, const BlockOptions& options) const;
   Truncation restore(const Checkpoint& from, int64_t row,
                      std::optional<int64_t> length = {});
   // Plain copies of one attention layer, [B, H, longest, D], 0 past a length.
@@ -129,9 +132,8 @@ class Cache {
   virtual void do_commit(StepData& step) noexcept;   // concat: swaps
   virtual void do_abandon(StepData& step) noexcept;  // concat: drops
   virtual void do_shrunk();  // lengths() went down: reset, truncate
-  // Positions [0, min(sinks, first)) and [first, length) of a row.
-  virtual KvTensors do_export(int64_t row, int64_t index,
-                              int64_t first) const = 0;
+  // K and V of a row with tokens: [H, S, D], positions in their cells.
+  virtual KvTensors do_row(int64_t row, int64_t index) const = 0;
   virtual void do_import(int64_t row, const Checkpoint& from, int64_t n) = 0;
   virtual void do_reorder(std::span<const int64_t> rows) = 0;
   virtual std::unique_ptr<Cache> do_make() const = 0;  // empty, same spec
@@ -141,7 +143,10 @@ class Cache {
  private:
   friend class Step;
   friend class StepGraph;  // runs the halves of a step
+  KvTensors take_layer(int64_t row, size_t index, int64_t first) const;
   void export_row(int64_t row, Checkpoint& to) const;
+  void add_blocks(int64_t row, const BlockOptions& options,
+                  Checkpoint& to) const;
   // The halves of `repeats` steps of one spec. Only the host's may throw for
   // what the caller did; only the device's are recorded.
   void begin_host(const StepSpec& spec, int64_t repeats,
