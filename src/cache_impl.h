@@ -41,6 +41,7 @@ struct Cache::Impl {
   // and the one at its length, which is made if there are states.
   Checkpoint without_kv(int64_t row) const;
   void add_last_point(int64_t row, Checkpoint& to) const;
+  void thin_points(int64_t row, size_t most) noexcept;
   // Rows by length, the longest first: what copies row by row allocates once.
   static std::vector<int64_t> longest_first(std::span<const int64_t> lengths);
   // Ring storage: once a row reaches up to `end`, older keys are overwritten.

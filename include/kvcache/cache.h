@@ -77,6 +77,9 @@ class Cache {
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it
   void mark();  // a restore point in every row, if there are states
   void mark(int64_t row);
+  // Positions that truncate() and restore() can go back to, ascending, beside
+  // 0; without states it is any.
+  std::vector<int64_t> restore_points(int64_t row) const;
   void reset();  // no tokens; in-place kinds keep memory and addresses
   void reset(int64_t row);
   // Row i becomes what rows[i] was. Another row count: new memory, new epoch.
@@ -111,6 +114,10 @@ class Cache {
   void check_idle(const char* verb) const;  // throws while a step is open
   // Live tokens that a step may have in a row; bounded by rings only.
   int64_t most_live() const noexcept;
+  // A restore point at a row's length, of which at most `most` are kept: those
+  // whose distances grow with the distance from the end. Without memory for it
+  // nothing changes.
+  void mark_and_thin(int64_t row, size_t most) noexcept;
   // Of every attention layer; without a call all positions are their own cells.
   void place_cells(const std::vector<CellLayout>& layouts);
 
@@ -131,6 +138,7 @@ class Cache {
                         const Tensor& v);            // into step.views[index]
   virtual void do_commit(StepData& step) noexcept;   // concat: swaps
   virtual void do_abandon(StepData& step) noexcept;  // concat: drops
+  virtual void do_committed(const StepData& step) noexcept;  // lengths are new
   virtual void do_shrunk();  // lengths() went down: reset, truncate
   // K and V of a row with tokens: [H, S, D], positions in their cells.
   virtual KvTensors do_row(int64_t row, int64_t index) const = 0;
