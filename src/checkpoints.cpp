@@ -50,6 +50,11 @@ void check_kv(const KvTensors& pair, const AttentionLayer& layer,
   }
 }
 
+// Nothing at all is no block.
+bool in_blocks(const Checkpoint& from) {
+  return !from.blocks.empty() || (from.length == 0 && from.kv.empty());
+}
+
 void check_blocks(const Checkpoint& from,
                   const std::vector<AttentionLayer>& layers) {
   int64_t end = 0;
@@ -75,10 +80,11 @@ void check_blocks(const Checkpoint& from,
 void check_contents(const Checkpoint& from,
                     const std::vector<AttentionLayer>& layers,
                     const RowStates& states) {
-  if (!from.blocks.empty()) {
+  const bool blocks = in_blocks(from);
+  if (blocks) {
     check_blocks(from, layers);
   }
-  for (size_t i = 0; from.blocks.empty() && i < layers.size(); ++i) {
+  for (size_t i = 0; !blocks && i < layers.size(); ++i) {
     const bool there = i < from.kv.size() && i < from.first.size();
     const int64_t first = there ? from.first[i] : 0;
     const int64_t held =
@@ -198,7 +204,7 @@ Truncation Cache::restore(const Checkpoint& from, int64_t row,
   check_same_model(from, impl.spec);
   check_contents(from, impl.attention_layers, impl.states);
   const std::vector<int64_t> whole(impl.attention_layers.size(), 0);
-  const std::vector<int64_t>& first = from.blocks.empty() ? from.first : whole;
+  const std::vector<int64_t>& first = in_blocks(from) ? whole : from.first;
   const int64_t target = length.value_or(from.length);
   TORCH_CHECK_VALUE(target >= 0 && target <= from.length,
                     "[Cache::restore] length must be in [0, ", from.length,
