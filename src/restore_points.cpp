@@ -34,6 +34,13 @@ void Cache::Impl::mark_rows(int64_t first, int64_t end) {
   std::move(marked.begin(), marked.end(), points.begin() + first);
 }
 
+void Cache::unmark(int64_t row, int64_t position) {
+  impl_->check_idle("unmark");
+  impl_->check_row("unmark", row);
+  std::erase_if(impl_->points[row],
+                [&](const auto& point) { return point->position == position; });
+}
+
 std::vector<int64_t> Cache::restore_points(int64_t row) const {
   impl_->check_idle("restore_points");
   impl_->check_row("restore_points", row);

@@ -77,6 +77,7 @@ class Cache {
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it
   void mark();  // a restore point in every row, if there are states
   void mark(int64_t row);
+  void unmark(int64_t row, int64_t position);  // if there is a point
   // Positions that truncate() and restore() can go back to, ascending, beside
   // 0; without states it is any.
   std::vector<int64_t> restore_points(int64_t row) const;

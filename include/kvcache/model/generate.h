@@ -30,6 +30,16 @@ inline constexpr int64_t kCanonicalChunk = 256;
 // New tokens when nobody says how many.
 inline constexpr int64_t kDefaultNewTokens = 256;
 
+// Guesses the next tokens from the text itself: what followed the last time
+// that it said the same. Several are then checked in one step, which reads the
+// weights once. The tokens stay those of plain decoding wherever the model is
+// row-exact; only their cost changes.
+struct PromptLookup {
+  int64_t drafts = 0;    // at most, per step; 0: off
+  int64_t longest = 3;   // tokens that must be the same, at most
+  int64_t shortest = 1;  // and at least
+};
+
 struct GenerateOptions {
   // At least 1. Empty: kDefaultNewTokens, or as many as fit.
   std::optional<int64_t> max_new_tokens = {};
@@ -44,6 +54,8 @@ struct GenerateOptions {
   // Decodes by its recorded steps, over the cache that it was made for, in the
   // place of plain ones. Prefill stays as it is. A Batcher has its own.
   GraphRunner* graphs = nullptr;
+  // Needs a cache, and goes without recorded steps. A Batcher ignores it.
+  PromptLookup lookup = {};
   // Also report log-probabilities: of each token, and of the n best beside it.
   std::optional<int64_t> log_probs = {};
 };
@@ -79,6 +91,8 @@ struct GenerateTimings {
   double decode_ms = 0;
   int64_t prefill_tokens = 0;  // computed, not reused
   int64_t decode_steps = 0;    // new tokens but the first
+  int64_t drafted = 0;         // tokens that were guessed
+  int64_t accepted = 0;        // of them, right
   double prefill_tokens_per_second() const noexcept;  // 0 if none
   double decode_tokens_per_second() const noexcept;
 };

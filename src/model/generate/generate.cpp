@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "answer.h"
+#include "drafts.h"
 #include "feed.h"
 #include "kvcache/model/graph_model.h"
+#include "kvcache/speculation.h"
 #include "room.h"
 
 namespace kvcache::model {
@@ -60,6 +62,15 @@ class Generation {
         !options.graphs || &options.graphs->decoder().cache() == cache,
         "[generate] graphs must be over the cache that is given but are over "
         "another one; make a GraphRunner for it.");
+    const PromptLookup& lookup = options.lookup;
+    TORCH_CHECK_VALUE(
+        lookup.drafts == 0 ||
+            (cache && !options.graphs && lookup.drafts > 0 &&
+             lookup.shortest >= 1 && lookup.longest >= lookup.shortest),
+        "[generate] drafts need a cache, no recorded steps and 1 <= shortest "
+        "<= longest but got drafts=",
+        lookup.drafts, " shortest=", lookup.shortest,
+        " longest=", lookup.longest, "; 0 drafts turn them off.");
     answer_.emplace(model, sequence, options, hooks, new_tokens);
     answer_->result().reused = cache ? cache->lengths()[0] : 0;
   }
@@ -85,8 +96,61 @@ class Generation {
     while (!over) {
       if (hooks_.stop.stop_requested()) return answer_->cancel();
       over = many_fit() ? replay_many()
-                        : answer_->take(logits_row(timed_decode()));
+             : options_.lookup.drafts > 0
+                 ? decode_with_drafts()
+                 : answer_->take(logits_row(timed_decode()));
     }
+  }
+
+  // One step over the last token and guesses of what follows it.
+  bool decode_with_drafts() {
+    const int64_t fed = cache_->lengths()[0];
+    int64_t most = std::min(options_.lookup.drafts, answer_->left() - 1);
+    while (most > 0 && !cache_->fits(most + 1)) --most;
+    const std::vector<int64_t> drafts =
+        draft_tokens(sequence_, options_.lookup, most);
+    if (drafts.empty()) return answer_->take(logits_row(timed_decode()));
+    const auto start = Clock::now();
+    std::vector<int64_t> ids = {sequence_.back()};
+    ids.insert(ids.end(), drafts.begin(), drafts.end());
+    Speculation speculation(*cache_);
+    const Tensor logits = feed(model_, *cache_, ids_tensor(ids),
+                               {.role = Role::kDecode, .all_logits = true});
+    timings().decode_ms += ms_since(start);
+    timings().drafted += static_cast<int64_t>(drafts.size());
+    int64_t right = 0;
+    bool over = false;
+    const auto keep = [&] { keep_drafts(speculation, fed, right + 1); };
+    try {
+      while (true) {
+        ++timings().decode_steps;
+        over = answer_->take(logits_row(logits, right));
+        if (over || right == static_cast<int64_t>(drafts.size()) ||
+            sequence_.back() != drafts[static_cast<size_t>(right)]) {
+          break;
+        }
+        ++right;
+      }
+    } catch (...) {
+      keep();
+      throw;
+    }
+    timings().accepted += right;
+    keep();
+    return over;
+  }
+
+  // The first `tokens` of those from position `fed` on stay in the cache.
+  void keep_drafts(Speculation& speculation, int64_t fed, int64_t tokens) {
+    const auto start = Clock::now();
+    const int64_t again = speculation.accept(tokens);
+    if (again > 0) {
+      const auto from = std::span<const int64_t>(sequence_).subspan(
+          static_cast<size_t>(fed + tokens - again),
+          static_cast<size_t>(again));
+      feed(model_, *cache_, ids_tensor(from), {.role = Role::kDecode});
+    }
+    timings().decode_ms += ms_since(start);
   }
 
   bool many_fit() const {
