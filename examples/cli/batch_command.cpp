@@ -39,7 +39,7 @@ void Options::check() const {
     throw UsageError("--slots must be at least 1 but got " +
                      std::to_string(slots));
   }
-  if (model.cache_kind() == model::CacheKind::kNone && slots != 1) {
+  if (model.cache == "none" && slots != 1) {
     throw UsageError(
         "--cache none recomputes everything, one request at a time, but got "
         "--slots " +
@@ -206,7 +206,7 @@ void serve_together(const Engine& engine, std::unique_ptr<Cache> cache,
 // Every combination of --cache and --slots is decided here and in check().
 void serve(const Options& options, const Engine& engine, Work& work,
            Progress& progress) {
-  const model::CacheKind kind = options.model.cache_kind();
+  const model::CacheKind kind = options.model.cache_kind(*engine.model);
   if (kind == model::CacheKind::kNone) {
     serve_alone(engine, work, progress);
     return;
@@ -232,7 +232,8 @@ void check_context(const Options& options, const Engine& engine) {
   }
 }
 
-std::string summary(const Options& options, const Work& work, double seconds) {
+std::string summary(const Options& options, const Engine& engine,
+                    const Work& work, double seconds) {
   char speed[40];
   std::snprintf(speed, sizeof(speed), " (%.1f tok/s)",
                 static_cast<double>(work.tokens_out) / seconds);
@@ -242,7 +243,9 @@ std::string summary(const Options& options, const Work& work, double seconds) {
                           : std::string()) +
          "; " + std::to_string(work.tokens_in) + " tokens in, " +
          std::to_string(work.tokens_out) + " out" + speed + "; cache " +
-         options.model.cache + ", slots " + std::to_string(options.slots);
+         std::string(
+             model::to_string(options.model.cache_kind(*engine.model))) +
+         ", slots " + std::to_string(options.slots);
 }
 
 void run(const Options& options) {
@@ -266,7 +269,7 @@ void run(const Options& options) {
                              " requests succeeded; " + options.output +
                              " says why");
   }
-  write_error_line(summary(options, work, time.count()));
+  write_error_line(summary(options, engine, work, time.count()));
 }
 
 }  // namespace

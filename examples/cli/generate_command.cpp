@@ -71,13 +71,13 @@ void write_result(const Options& options, std::span<const int64_t> prompt,
       write_out("\n");
     else
       write_out(Json(result.tokens).dump() + "\n");
-    write_error_line(summary(result, options.model, cache) +
+    write_error_line(summary(result, engine, options.model, cache) +
                      (options.text.sampling.temperature > 0
                           ? ", seed " + std::to_string(result.seed)
                           : std::string()));
     return;
   }
-  Json json = result_json(prompt, result, options.model, cache, engine.load_ms);
+  Json json = result_json(prompt, result, engine, options.model, cache);
   if (options.log_probs.value_or(0) > 0) {
     json["top_logprobs"] = best_json(result);
   }

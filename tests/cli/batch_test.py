@@ -295,7 +295,7 @@ class UsageTest(BatchCase):
             (("--cache", "none", "--slots", "2"), "give --slots 1"),
             (("--cache", "window", "--steps-per-replay", "4"), "one token a replay"),
             (("--graph", "eager"), "add --cache window"),
-            (("--cache", "state"), "does not exist yet"),
+            (("--cache", "paged"), "must be preallocated, state, window, concat or none"),
             (("--prefix-cache-mb", "64"), "--prefix-cache-mb 64: requests cannot share"),
             (("--prefix-cache-mb", "-1"), "--prefix-cache-mb -1"),
             (("--prefix-dir", self.place), "--prefix-dir"),

@@ -89,8 +89,7 @@ class UsageTest(ProgramTest):
             ("--device", "cuda:x", "cuda:N must have a number up to 127 but got cuda:x"),
             ("--device", "cuda:-1", "number up to 127 but got cuda:-1"),
             ("--device", "cuda:128", "number up to 127 but got cuda:128"),
-            ("--cache", "state", "does not exist yet; use preallocated, window, concat or none"),
-            ("--cache", "paged", "must be preallocated, window, concat or none but got paged"),
+            ("--cache", "paged", "must be preallocated, state, window, concat or none"),
         ):
             for command in ("generate", "score"):
                 self.assert_error(

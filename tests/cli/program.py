@@ -14,7 +14,7 @@ PROGRAM = os.environ["KVCACHE_PROGRAM"]
 DATA = Path(__file__).resolve().parents[1] / "reference" / "data"
 LLAMA = DATA / "llama"  # 64 tokens, no tokenizer, context 128
 TALKER = DATA / "llama_rope3"  # 272 tokens, byte tokenizer, context 512
-CACHES = ("preallocated", "window", "concat", "none")
+CACHES = ("preallocated", "state", "window", "concat", "none")
 PATIENCE = 300  # seconds
 
 
