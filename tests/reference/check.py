@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import byte_tokenizer
+import hybrid_gguf
 import make_models
 import make_smollm2
 from comparison import (
@@ -58,6 +59,8 @@ def check_files(model: TinyModel, made: Path) -> list[str]:
     """Configurations and weights must be the same bytes."""
     folder = make_models.DATA / model.name
     ours = {f.name for f in folder.iterdir() if "expected" not in f.name}
+    if model.hybrid:  # llama.cpp's converter is not at hand
+        ours.remove("model.gguf")
     theirs = {f.name for f in made.iterdir()}
     if ours != theirs:
         return [f"files {sorted(ours)} but now {sorted(theirs)}"]
@@ -82,7 +85,10 @@ def check_tiny(model: TinyModel, scratch: Path) -> bool:
         )
 
     same &= compare("expected.json", make_models.load(folder))
-    if model.gguf:
+    if model.hybrid:
+        found = hybrid_gguf.differences(folder, model.text, weights)
+        same &= report(f"{model.name}, model.gguf", found)
+    elif model.gguf:
         make_models.check_gguf(folder, "model.gguf", weights)
     if model.name == make_models.Q8_MODEL:
         rounded = as_stored(weights, "Q8_0")

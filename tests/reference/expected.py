@@ -76,6 +76,23 @@ def numbers_of_prompt(model, name: str, tokens, positions, count=NEW_TOKENS) -> 
     }
 
 
+@torch.no_grad()
+def memory_of_prompt(model, name: str, tokens, layer: int) -> dict:
+    """What a layer of linear attention remembers after `tokens`: the state
+    [value heads, key size, value size] and the last inputs of the convolution
+    [channels, kernel - 1], newest last, before the convolution."""
+    cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
+    taps = model.config.linear_conv_kernel_dim - 1
+    conv = cache.get_conv_state(layer, state_idx=0)[0, :, -taps:]
+    state = cache.get_recurrent_state(layer, state_idx=0)[0]
+    return {
+        "prompt": name,
+        "layer": layer,
+        "conv": conv.tolist(),
+        "state": state.tolist(),
+    }
+
+
 def beam_search(model, tokens) -> tuple[list, float]:
     """Plain beam search without cache, end token or length penalty.
 

@@ -42,12 +42,12 @@ def write_folder(model: TinyModel, folder: Path) -> dict:
     skeleton = AutoModelForCausalLM.from_config(config)
     shapes = {n: p.shape for n, p in skeleton.named_parameters()}
     weights = make_weights(model, shapes)
-    _write_safetensors(model, folder, weights)
+    _write_safetensors(model, folder, weights | make_weights(model, model.beside))
     tokenizer = None
     if model.byte_tokenizer:
         tokenizer = byte_tokenizer.make_tokenizer()
         byte_tokenizer.write_tokenizer(folder, tokenizer)
-    if model.gguf:
+    if model.gguf and not model.hybrid:
         write_gguf(folder / "model.gguf", model.config, weights, model.gguf, tokenizer)
     if model.name == Q8_MODEL:
         write_gguf(folder / "model-q8_0.gguf", model.config, weights, "Q8_0")
@@ -60,7 +60,12 @@ def _save(tensors: dict, path: Path) -> None:
 
 
 def _write_safetensors(model: TinyModel, folder: Path, weights: dict) -> None:
-    stored = {n: w.to(model.stored).contiguous() for n, w in weights.items()}
+    stored = {
+        n if n in model.beside else n.replace("model.", model.root, 1): w.to(
+            model.stored
+        ).contiguous()
+        for n, w in weights.items()
+    }
     if model.shards == 1:
         _save(stored, folder / "model.safetensors")
         return
@@ -95,7 +100,7 @@ def load_with(folder: Path, weights: dict):
 def _draw_prompt(model: TinyModel, length: int, attempt: int) -> list[int]:
     seed = zlib.crc32(f"{model.name}/prompt/{length}/{attempt}".encode())
     rng = np.random.Generator(np.random.PCG64(seed))
-    return rng.integers(0, model.config["vocab_size"], size=length).tolist()
+    return rng.integers(0, model.text["vocab_size"], size=length).tolist()
 
 
 def draw_prompts(model: TinyModel, loaded) -> dict:
@@ -139,6 +144,13 @@ def numbers(model: TinyModel, loaded, prompts: dict) -> dict:
         result["beam"] = [
             expected.beams_of_prompt(loaded, "length_5", prompts["length_5"])
         ]
+    if model.hybrid:
+        types = loaded.config.layer_types
+        layer = max(i for i, t in enumerate(types) if t == "linear_attention")
+        result["memory"] = [
+            expected.memory_of_prompt(loaded, n, prompts[n], layer)
+            for n in ("length_2", "length_17")
+        ]
     return result
 
 
@@ -166,7 +178,9 @@ def make(model: TinyModel, folder: Path) -> None:
         expected.write_json(
             folder / "tokenizer_expected.json", byte_tokenizer.tokenizer_numbers(folder)
         )
-    if model.gguf:
+    if model.hybrid:
+        print(f"{model.name}: hybrid_gguf.py makes its GGUF")
+    elif model.gguf:
         check_gguf(folder, "model.gguf", weights)
     if model.name == Q8_MODEL:
         rounded = as_stored(weights, "Q8_0")

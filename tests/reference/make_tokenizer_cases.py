@@ -24,6 +24,11 @@ GPT2_LIKE = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3, QWEN2 = GPT2_LIKE % "{1,3}", GPT2_LIKE % ""
+# Marks belong to words here.
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 TRAINING = [
     "The quick brown fox jumps over the lazy dog. It's a dog's life, isn't it?",
@@ -106,8 +111,9 @@ def family(name: str) -> Tokenizer:
         ),
         "llama3": lambda: pre_tokenizers.Sequence([split(LLAMA3), bytes_only]),
         "qwen2": lambda: pre_tokenizers.Sequence([split(QWEN2), bytes_only]),
+        "qwen35": lambda: pre_tokenizers.Sequence([split(QWEN35), bytes_only]),
     }[name]()
-    if name == "qwen2":
+    if name in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -249,7 +255,7 @@ def main() -> None:
 
     texts = make_texts()
     write(folder / "texts.json", texts)
-    for name in ("gpt2", "smollm", "llama3", "qwen2"):
+    for name in ("gpt2", "smollm", "llama3", "qwen2", "qwen35"):
         text = spell(name, family(name))
         (folder / f"{name}_tokenizer.json").write_text(text + "\n")
         write(folder / f"{name}_ids.json",

@@ -39,7 +39,19 @@ class TinyModel:
     positions: tuple = (0, 7, 30)  # of the longest prompt, beside the last
     beam: bool = False
     byte_tokenizer: bool = False
+    root: str = "model."  # of the names in model.safetensors
+    beside: dict = field(default_factory=dict)  # tensors that text needs not
     generation: dict = field(default_factory=lambda: {"eos_token_id": 2})
+
+    @property
+    def text(self) -> dict:
+        """The configuration of the text model."""
+        return self.config.get("text_config", self.config)
+
+    @property
+    def hybrid(self) -> bool:
+        """model.gguf is then made by llama.cpp's converter (hybrid_gguf.py)."""
+        return self.config["model_type"].startswith("qwen3_5")
 
 
 def _llama(**changes) -> dict:
@@ -64,9 +76,64 @@ def _llama(**changes) -> dict:
     }
 
 
+def _hybrid(**changes) -> dict:
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": VOCAB,
+        "dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **changes,
+    }
+
+
+# What a file of a model that sees and drafts holds beside its text model: one
+# tensor of the tower and one whole layer for drafting.
+SEEING_AND_DRAFTING = {
+    "model.visual.pos_embed.weight": (4, 8),
+    "mtp.fc.weight": (HIDDEN, 2 * HIDDEN),
+    "mtp.norm.weight": (HIDDEN,),
+    "mtp.pre_fc_norm_embedding.weight": (HIDDEN,),
+    "mtp.pre_fc_norm_hidden.weight": (HIDDEN,),
+    "mtp.layers.0.input_layernorm.weight": (HIDDEN,),
+    "mtp.layers.0.post_attention_layernorm.weight": (HIDDEN,),
+    "mtp.layers.0.self_attn.q_proj.weight": (64, HIDDEN),
+    "mtp.layers.0.self_attn.k_proj.weight": (16, HIDDEN),
+    "mtp.layers.0.self_attn.v_proj.weight": (16, HIDDEN),
+    "mtp.layers.0.self_attn.o_proj.weight": (HIDDEN, 32),
+    "mtp.layers.0.self_attn.q_norm.weight": (16,),
+    "mtp.layers.0.self_attn.k_norm.weight": (16,),
+    "mtp.layers.0.mlp.gate_proj.weight": (32, HIDDEN),
+    "mtp.layers.0.mlp.up_proj.weight": (32, HIDDEN),
+    "mtp.layers.0.mlp.down_proj.weight": (HIDDEN, 32),
+}
+
 # Configurations are written as files on the hub are, in their old and new keys:
 # rope_theta + rope_scaling (llama_rope3, mistral, qwen2, qwen3) and
-# rope_parameters (llama, llama_bias); torch_dtype and dtype.
+# rope_parameters (llama, llama_bias, qwen3_5); torch_dtype and dtype;
+# layer_types (qwen3_5_three) and full_attention_interval (qwen3_5_seeing).
 MODELS = [
     TinyModel(
         "gpt2",
@@ -206,6 +273,69 @@ MODELS = [
         },
         gguf="F32",
     ),
+    TinyModel("qwen3_5", _hybrid(), gguf="F32"),
+    # Three value heads for each key head, of another size; other kernel. Not
+    # float16: the converter would compute 1 + w and -exp(A_log) in it.
+    TinyModel(
+        "qwen3_5_three",
+        _hybrid(
+            num_hidden_layers=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_value_heads=6,
+            linear_value_head_dim=4,
+            linear_conv_kernel_dim=3,
+            attention_bias=True,
+            dtype="bfloat16",
+        ),
+        stored=torch.bfloat16,
+        gguf="F16",
+    ),
+    # As the files on the hub are: a model that sees, its text model one level
+    # down. As many value heads as key heads.
+    TinyModel(
+        "qwen3_5_seeing",
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "image_token_id": 60,
+            "text_config": {
+                **{
+                    key: value
+                    for key, value in _hybrid().items()
+                    if key not in ("architectures", "bos_token_id")
+                },
+                "attn_output_gate": True,
+                "full_attention_interval": 2,
+                "linear_num_value_heads": 2,
+                "mamba_ssm_dtype": "float32",
+                "mtp_num_hidden_layers": 1,
+                "num_hidden_layers": 3,
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [1, 1, 0],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 100.0,
+                    "rope_type": "default",
+                },
+                "tie_word_embeddings": True,
+                "dtype": "bfloat16",
+            },
+            "tie_word_embeddings": True,
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "model_type": "qwen3_5_vision",
+                "num_heads": 1,
+                "num_position_embeddings": 4,
+                "out_hidden_size": HIDDEN,
+            },
+        },
+        stored=torch.bfloat16,
+        gguf="BF16",
+        root="model.language_model.",
+        beside=SEEING_AND_DRAFTING,
+    ),
 ]
 
 
@@ -217,6 +347,15 @@ def _uniform(seed: str, shape, half_width: float) -> torch.Tensor:
 
 def _weight(model: TinyModel, name: str, shape) -> torch.Tensor:
     seed = f"{model.name}/{name}"
+    if model.hybrid:
+        if name.endswith("A_log"):  # decays a token from 0.99 to nearly none
+            return _uniform(seed, shape, 2.0) - 1.0
+        if name.endswith("dt_bias"):
+            return _uniform(seed, shape, 1.0)
+        if name.endswith("conv1d.weight"):
+            return _uniform(seed, shape, math.sqrt(3.0 / shape[2]) * LINEAR_GAIN)
+        if "norm" in name and "linear_attn.norm" not in name:  # of 1 + w
+            return _uniform(seed, shape, NORM_HALF_WIDTH)
     if name.endswith("norm.weight") or ".ln_" in name and name.endswith("weight"):
         return 1.0 + _uniform(seed, shape, NORM_HALF_WIDTH)
     if name.endswith("bias"):

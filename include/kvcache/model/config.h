@@ -1,7 +1,8 @@
 // kvcache/model/config.h - what a decoder is made of, whatever file said it.
 //
-// One configuration for every family (gpt2, llama, mistral, qwen2, qwen3): the
-// forward builds its blocks from these fields and never asks for a name.
+// One configuration for every family (gpt2, llama, mistral, qwen2, qwen3, and
+// the text model of qwen3_5): the forward builds its blocks from these fields
+// and never asks for a name.
 // Source: the configuration classes of Hugging Face transformers (defaults
 // included) and the metadata keys of the GGUF specification.
 
@@ -63,10 +64,15 @@ std::vector<float> inverse_frequencies(const RopeConfig& rope);
 // The sizes of the linear-attention layers of a hybrid model.
 struct LinearAttentionConfig {
   int64_t key_heads = 0;
-  int64_t value_heads = 0;
+  int64_t value_heads = 0;  // a multiple of key_heads
   int64_t key_head_dim = 0;
   int64_t value_head_dim = 0;
-  int64_t conv_kernel = 0;
+  int64_t conv_kernel = 0;  // taps of the short convolution
+
+  int64_t key_size() const { return key_heads * key_head_dim; }
+  int64_t value_size() const { return value_heads * value_head_dim; }
+  // Channels of the convolution: q, k and v.
+  int64_t conv_channels() const { return 2 * key_size() + value_size(); }
 };
 
 struct ModelConfig {
@@ -113,12 +119,14 @@ struct ModelConfig {
   void validate() const;
 };
 
-// Reads `folder`/config.json and, for end tokens, generation_config.json.
+// Reads `folder`/config.json and, for end tokens, generation_config.json. Of a
+// model that sees (qwen3_5), the text part.
 // End tokens outside the vocabulary are dropped with a warning: no such token
 // can be sampled, and transformers writes its defaults into every small model.
 ModelConfig config_from_json(const std::filesystem::path& folder,
                              const OpenOptions& options = {});
 
+// The norms of a hybrid are Norm::kRms here: the file holds 1 + w.
 ModelConfig config_from_gguf(const GgufFile& file);
 
 }  // namespace kvcache::model

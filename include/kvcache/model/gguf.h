@@ -62,6 +62,7 @@ class GgufFile {
   std::optional<std::string_view> find_string(std::string_view key) const;
   std::optional<std::vector<int64_t>> find_integers(std::string_view key) const;
   std::optional<std::vector<float>> find_numbers(std::string_view key) const;
+  std::optional<std::vector<bool>> find_bools(std::string_view key) const;
   std::optional<std::vector<std::string_view>> find_strings(
       std::string_view key) const;
 

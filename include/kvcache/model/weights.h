@@ -2,7 +2,9 @@
 //
 // Tensors have one set of names and one layout whatever the file is. Names are
 // GGUF's (token_embd.weight, blk.3.attn_q.weight, ...), matrices are
-// [out, in], heads of q and k are in half rotation order.
+// [out, in], heads of q and k are in half rotation order. Value heads of linear
+// attention stand beside the key head that they read, the convolution is
+// [channels, taps] with the newest tap last, and blk.0.ssm_a is -exp(A_log).
 
 #pragma once
 

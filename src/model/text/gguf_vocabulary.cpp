@@ -1,7 +1,7 @@
 // gguf_vocabulary.cpp - a tokenizer from the vocabulary of a GGUF file.
 //
 // Source of the patterns: the tokenizer.json of each family (SmolLM2,
-// Llama-3, Qwen2); GPT-2's encoder.py.
+// Llama-3, Qwen2), tokenization_qwen3_5.py of transformers; GPT-2's encoder.py.
 
 #include <c10/util/Exception.h>
 
@@ -20,6 +20,10 @@ constexpr std::string_view kLlama3Pattern =
 constexpr std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N})"
     R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// As Qwen2's, but marks belong to words.
+constexpr std::string_view kQwen35Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N})"
+    R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 SplitStep isolate(std::string_view pattern, const std::string& source) {
   return {.pattern = Pattern(pattern, source)};
@@ -36,13 +40,14 @@ void set_family(const GgufVocabulary& from, BpeDefinition& definition) {
   } else if (from.pre == "llama-bpe") {
     pre.words = Pattern(kLlama3Pattern, from.source);
     definition.ignore_merges = true;
-  } else if (from.pre == "qwen2") {
-    pre.words = Pattern(kQwen2Pattern, from.source);
+  } else if (from.pre == "qwen2" || from.pre == "qwen35") {
+    pre.words = Pattern(from.pre == "qwen2" ? kQwen2Pattern : kQwen35Pattern,
+                        from.source);
     definition.normalizer.steps = {{.form = NormalForm::kNfc}};
   } else {
     TORCH_CHECK(false, "[load_tokenizer] ", from.source,
-                ": tokenizer.ggml.pre must be one of gpt-2, smollm, llama-bpe "
-                "and qwen2 but got '",
+                ": tokenizer.ggml.pre must be one of gpt-2, smollm, "
+                "llama-bpe, qwen2 and qwen35 but got '",
                 from.pre, "'; use a model with one of these.");
   }
 }
@@ -117,7 +122,7 @@ SpecialIds roles_of(const GgufVocabulary& from) {
 TokenizerPtr make_bpe(const GgufVocabulary& from) {
   BpeDefinition definition{.source = from.source, .tokens = from.tokens};
   SpecialIds& ids = definition.special = roles_of(from);
-  // llama.cpp's default for this pre-tokenizer; off for the other three.
+  // llama.cpp's default for this pre-tokenizer; off for the others.
   ids.add_bos = from.add_bos.value_or(from.pre == "llama-bpe");
   ids.add_eos = from.add_eos.value_or(false);
   set_family(from, definition);

@@ -82,16 +82,22 @@ void check_linear(const ModelConfig& config) {
   if (!config.linear_attention) return;
   const LinearAttentionConfig& linear = *config.linear_attention;
   const Bound bounds[] = {
-      {"linear_num_key_heads", linear.key_heads, kMaxHeads},
-      {"linear_num_value_heads", linear.value_heads, kMaxHeads},
-      {"linear_key_head_dim", linear.key_head_dim, kMaxSize},
-      {"linear_value_head_dim", linear.value_head_dim, kMaxSize},
-      {"linear_conv_kernel_dim (ssm.conv_kernel)", linear.conv_kernel,
-       kMaxSize}};
+      {"linear_num_key_heads (ssm.group_count)", linear.key_heads, kMaxHeads},
+      {"linear_num_value_heads (ssm.time_step_rank)", linear.value_heads,
+       kMaxHeads},
+      {"linear_key_head_dim (ssm.state_size)", linear.key_head_dim,
+       kMaxLinearHeadDim},
+      {"linear_value_head_dim (ssm.inner_size / ssm.time_step_rank)",
+       linear.value_head_dim, kMaxLinearHeadDim}};
   for (const Bound& bound : bounds) {
     require(bound.value >= 1 && bound.value <= bound.most, config.source,
             bound.name, " must be 1 to ", bound.most, " but is ", bound.value);
   }
+  require(linear.conv_kernel >= kMinConvKernel &&
+              linear.conv_kernel <= kMaxConvKernel,
+          config.source, "linear_conv_kernel_dim (ssm.conv_kernel) must be ",
+          kMinConvKernel, " to ", kMaxConvKernel, " but is ",
+          linear.conv_kernel);
   require(linear.value_heads % linear.key_heads == 0, config.source,
           "linear_num_value_heads ", linear.value_heads,
           " must be a multiple of linear_num_key_heads ", linear.key_heads);

@@ -38,6 +38,9 @@ class Keys {
   std::optional<std::string_view> text(const char* key) const {
     return file_.find_string(prefix_ + key);
   }
+  std::optional<std::vector<bool>> flags(const char* key) const {
+    return file_.find_bools(prefix_ + key);
+  }
   // A number, or one per layer that all are the same.
   std::optional<int64_t> per_layer(const char* key) const {
     if (!file_.is_array(prefix_ + key)) return integer(key);
@@ -65,7 +68,14 @@ class Keys {
 
 void read_sizes(const GgufFile& file, const Keys& keys, ModelConfig& config) {
   config.hidden_size = keys.required("embedding_length");
+  // Layers that draft the token after next are no part of the model.
+  const int64_t drafting = keys.integer("nextn_predict_layers").value_or(0);
   config.layers = keys.required("block_count");
+  TORCH_CHECK(drafting >= 0 && drafting < std::max<int64_t>(config.layers, 1),
+              "[config_from_gguf] ", file.path().string(),
+              ": nextn_predict_layers must be 0 to ", config.layers - 1,
+              " but is ", drafting, "; the file is damaged.");
+  config.layers -= drafting;
   const auto heads = keys.per_layer("attention.head_count");
   config.heads = heads ? *heads : keys.required("attention.head_count");
   config.kv_heads =
@@ -157,6 +167,59 @@ void read_llama_like(const GgufFile& file, const Keys& keys,
   if (window.value_or(0) != 0) config.sliding_window = window;
 }
 
+// Layers of linear attention are flagged, or all but each interval-th.
+void read_hybrid_layers(const GgufFile& file, const Keys& keys,
+                        ModelConfig& config) {
+  if (const auto recurrent = keys.flags("attention.recurrent_layers")) {
+    TORCH_CHECK(static_cast<int64_t>(recurrent->size()) >= config.layers,
+                "[config_from_gguf] ", file.path().string(),
+                ": attention.recurrent_layers must have an entry for each of ",
+                config.layers, " layers but has ", recurrent->size(),
+                "; the file is damaged.");
+    for (int64_t i = 0; i < config.layers; ++i)
+      config.layer_types.push_back((*recurrent)[static_cast<size_t>(i)]
+                                       ? LayerType::kLinear
+                                       : LayerType::kFull);
+    return;
+  }
+  const int64_t interval = keys.integer("full_attention_interval").value_or(4);
+  TORCH_CHECK(interval >= 1, "[config_from_gguf] ", file.path().string(),
+              ": full_attention_interval must be above 0 but is ", interval,
+              "; the file is damaged.");
+  for (int64_t i = 1; i <= config.layers; ++i)
+    config.layer_types.push_back(i % interval == 0 ? LayerType::kFull
+                                                   : LayerType::kLinear);
+}
+
+// The converter has added 1 to the weights of the norms.
+// rope.dimension_sections deals pairs out to the axes of images and changes
+// nothing for text.
+void read_qwen35(const GgufFile& file, const Keys& keys, ModelConfig& config) {
+  config.qk_norm = config.output_gate = true;
+  const int64_t heads = keys.required("ssm.time_step_rank");
+  const int64_t inner = keys.required("ssm.inner_size");
+  TORCH_CHECK(heads > 0 && inner % heads == 0, "[config_from_gguf] ",
+              file.path().string(), ": ssm.inner_size ", inner,
+              " must be a multiple of ssm.time_step_rank ", heads,
+              ", which must be above 0; the file is damaged.");
+  config.linear_attention =
+      LinearAttentionConfig{.key_heads = keys.required("ssm.group_count"),
+                            .value_heads = heads,
+                            .key_head_dim = keys.required("ssm.state_size"),
+                            .value_head_dim = inner / heads,
+                            .conv_kernel = keys.required("ssm.conv_kernel")};
+  read_hybrid_layers(file, keys, config);
+  const auto full = std::find(config.layer_types.begin(),
+                              config.layer_types.end(), LayerType::kFull);
+  const std::string prefix =
+      "blk." + std::to_string(full - config.layer_types.begin()) + ".";
+  const auto has = [&](const char* name) {
+    return file.find(prefix + name) != nullptr;
+  };
+  config.qkv_bias = has("attn_q.bias");
+  config.output_bias = has("attn_output.bias");
+}
+
 void read_special_tokens(const GgufFile& file, ModelConfig& config) {
   const auto read = [&](const char* key) {
     const auto id = file.find_integer(key);
@@ -185,11 +248,12 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   config.architecture = file.string("general.architecture");
   const std::string& name = config.architecture;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      name == "gpt2" || name == "llama" || name == "qwen2" || name == "qwen3",
+      name == "gpt2" || name == "llama" || name == "qwen2" || name == "qwen3" ||
+          name == "qwen35",
       "[config_from_gguf] ", config.source, ": general.architecture ",
       in_quotes(name),
-      " is not supported; supported are gpt2, llama (mistral too), qwen2 and "
-      "qwen3.");
+      " is not supported; supported are gpt2, llama (mistral too), qwen2, "
+      "qwen3 and qwen35.");
   TORCH_CHECK_NOT_IMPLEMENTED(
       file.find_integer("split.count").value_or(1) <= 1, "[config_from_gguf] ",
       config.source,
@@ -207,9 +271,13 @@ ModelConfig config_from_gguf(const GgufFile& file) {
               "[config_from_gguf] ", config.source,
               ": block_count must be 1 to ", kMaxLayers, " but is ",
               config.layers, "; the file is damaged.");
-  config.layer_types.assign(
-      static_cast<size_t>(config.layers),
-      config.sliding_window ? LayerType::kSliding : LayerType::kFull);
+  if (name == "qwen35") {
+    read_qwen35(file, keys, config);
+  } else {
+    config.layer_types.assign(
+        static_cast<size_t>(config.layers),
+        config.sliding_window ? LayerType::kSliding : LayerType::kFull);
+  }
   // No flag in the format: a file without a head means a tied one.
   config.tie_word_embeddings = file.find("output.weight") == nullptr;
   read_special_tokens(file, config);

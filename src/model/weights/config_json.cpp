@@ -5,108 +5,17 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "kvcache/model/config.h"
 #include "src/model/weights/config_bounds.h"
+#include "src/model/weights/config_section.h"
 #include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {
 namespace {
 
 using nlohmann::json;
-
-// Typed reading of one object of a file. A null stands for a missing key, as
-// in transformers.
-class Section {
- public:
-  Section(const json& object, std::string path)
-      : object_(object), path_(std::move(path)) {}
-
-  const std::string& path() const noexcept { return path_; }
-  bool has(const std::string& key) const {
-    return object_.contains(key) && !object_[key].is_null();
-  }
-  // The key stands there, be it with null.
-  bool mentions(const std::string& key) const { return object_.contains(key); }
-
-  std::optional<int64_t> integer(const std::string& key) const {
-    if (!has(key)) return std::nullopt;
-    return integer_of(key, object_[key]);
-  }
-  int64_t required(const std::string& key) const {
-    return must(integer(key), key);
-  }
-  std::optional<double> number(const std::string& key) const {
-    if (!has(key)) return std::nullopt;
-    check(object_[key].is_number(), key, "a number");
-    return object_[key].get<double>();
-  }
-  double required_number(const std::string& key) const {
-    return must(number(key), key);
-  }
-  bool flag(const std::string& key, bool otherwise) const {
-    if (!has(key)) return otherwise;
-    check(object_[key].is_boolean(), key, "true or false");
-    return object_[key].get<bool>();
-  }
-  std::optional<std::string> text(const std::string& key) const {
-    if (!has(key)) return std::nullopt;
-    check(object_[key].is_string(), key, "text");
-    return object_[key].get<std::string>();
-  }
-  std::vector<std::string> texts(const std::string& key) const {
-    check(object_[key].is_array(), key, "a list of texts");
-    std::vector<std::string> out;
-    for (const json& item : object_[key]) {
-      check(item.is_string(), key, "a list of texts");
-      out.push_back(item.get<std::string>());
-    }
-    return out;
-  }
-  // A number or a list of numbers.
-  std::vector<int64_t> integers(const std::string& key) const {
-    std::vector<int64_t> out;
-    if (!has(key)) return out;
-    if (!object_[key].is_array()) return {integer_of(key, object_[key])};
-    for (const json& item : object_[key]) out.push_back(integer_of(key, item));
-    return out;
-  }
-  Section section(const std::string& key) const {
-    check(object_[key].is_object(), key, "an object");
-    return {object_[key], path_};
-  }
-
-  [[noreturn]] void refuse(const std::string& key, const std::string& value,
-                           const std::string& remedy) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "[config_from_json] ", path_, ": ", key,
-                                " ", in_quotes(value), " is not supported; ",
-                                remedy);
-    throw std::logic_error("unreachable");
-  }
-
- private:
-  template <typename T>
-  T must(std::optional<T> value, const std::string& key) const {
-    TORCH_CHECK(value.has_value(), "[config_from_json] ", path_, ": key ", key,
-                " is missing; fetch the file again.");
-    return *value;
-  }
-  void check(bool holds, const std::string& key, const char* want) const {
-    TORCH_CHECK(holds, "[config_from_json] ", path_, ": key ", key, " must be ",
-                want, " but is ", in_quotes(object_[key].dump()),
-                "; correct the file.");
-  }
-  int64_t integer_of(const std::string& key, const json& value) const {
-    check(value.is_number_integer() &&
-              !(value.is_number_unsigned() &&
-                value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)),
-          key, "a whole number");
-    return value.get<int64_t>();
-  }
-
-  const json& object_;
-  std::string path_;
-};
 
 Activation activation_of(const Section& file, const std::string& key,
                          const std::string& otherwise) {
@@ -124,24 +33,42 @@ Activation activation_of(const Section& file, const std::string& key,
   return found->second;
 }
 
+bool is_hybrid(const ModelConfig& config) {
+  return config.architecture.starts_with("qwen3_5");
+}
+
+// Values of a head that are turned. Only a hybrid may leave some as they are,
+// and does for 3 of 4 if the file is silent.
+int64_t rotary_dim_of(const Section& file, const Section& block,
+                      const ModelConfig& config) {
+  constexpr const char* kKey = "partial_rotary_factor";
+  const double otherwise = is_hybrid(config) ? 0.25 : 1.0;
+  const double factor =
+      block.number(kKey).value_or(file.number(kKey).value_or(otherwise));
+  if (factor != 1.0 && !is_hybrid(config))
+    file.refuse(kKey, "below 1", "use another model.");
+  TORCH_CHECK(factor > 0.0 && factor <= 1.0, "[config_from_json] ", file.path(),
+              ": ", kKey, " must be above 0 and at most 1 but is ", factor,
+              "; correct the file.");
+  return static_cast<int64_t>(static_cast<double>(config.head_dim) * factor);
+}
+
 // transformers 4 has rope_theta beside rope_scaling, transformers 5 one block
 // rope_parameters; the type's key is rope_type or, in older files, type.
-RopeConfig rope_of(const Section& file, int64_t head_dim) {
+// mrope_section deals rotary pairs out to the axes of images; the positions of
+// text are the same on every axis, so it changes nothing here.
+RopeConfig rope_of(const Section& file, const ModelConfig& config) {
   RopeConfig rope;
-  rope.rotary_dim = head_dim;
   const char* key =
       file.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   rope.theta = file.number("rope_theta").value_or(rope.theta);
-  if (file.number("partial_rotary_factor").value_or(1.0) != 1.0)
-    file.refuse("partial_rotary_factor", "below 1", "use another model.");
+  const Section block = file.has(key) ? file.section(key) : file;
+  rope.rotary_dim = rotary_dim_of(file, block, config);
   if (!file.has(key)) return rope;
-  const Section block = file.section(key);
   rope.theta = block.number("rope_theta").value_or(rope.theta);
   for (const char* nested : {"full_attention", "sliding_attention"})
     if (block.has(nested))
       file.refuse(key, nested, "use a model with one block for all layers.");
-  if (block.number("partial_rotary_factor").value_or(1.0) != 1.0)
-    file.refuse("partial_rotary_factor", "below 1", "use another model.");
   const std::string type =
       block.text("rope_type").value_or(block.text("type").value_or("default"));
   if (type == "default") return rope;
@@ -192,22 +119,29 @@ void read_gpt2(const Section& file, ModelConfig& config) {
     if (file.flag(key, false)) file.refuse(key, "true", "use another model.");
 }
 
-// What llama, mistral, qwen2 and qwen3 have in common.
+// The defaults of the classes.
+int64_t default_head_dim(const ModelConfig& config) {
+  if (is_hybrid(config)) return 256;
+  if (config.architecture == "qwen3") return 128;
+  return config.hidden_size / config.heads;
+}
+
+// What llama and all after it have in common.
 void read_llama_like(const Section& file, ModelConfig& config) {
   config.hidden_size = file.required("hidden_size");
   config.layers = file.required("num_hidden_layers");
   config.heads = file.required("num_attention_heads");
-  config.kv_heads = file.integer("num_key_value_heads").value_or(config.heads);
+  config.kv_heads = file.integer("num_key_value_heads")
+                        .value_or(is_hybrid(config) ? 4 : config.heads);
   TORCH_CHECK(config.heads > 0, "[config_from_json] ", file.path(),
               ": num_attention_heads must be above 0 but is ", config.heads,
               "; correct the file.");
-  config.head_dim =
-      file.integer("head_dim").value_or(config.hidden_size / config.heads);
+  config.head_dim = file.integer("head_dim").value_or(default_head_dim(config));
   config.intermediate_size = file.required("intermediate_size");
   config.context_length = file.required("max_position_embeddings");
   config.norm_eps = file.number("rms_norm_eps").value_or(1e-6);
   config.activation = activation_of(file, "hidden_act", "silu");
-  config.rope = rope_of(file, config.head_dim);
+  config.rope = rope_of(file, config);
   config.tie_word_embeddings = file.flag("tie_word_embeddings", false);
 }
 
@@ -222,11 +156,14 @@ void read_mistral(const Section& file, ModelConfig& config) {
                               LayerType::kSliding);
 }
 
-LayerType layer_type_of(const Section& file, const std::string& name) {
+LayerType layer_type_of(const Section& file, const std::string& name,
+                        bool hybrid) {
   if (name == "full_attention") return LayerType::kFull;
-  if (name == "sliding_attention") return LayerType::kSliding;
+  if (hybrid && name == "linear_attention") return LayerType::kLinear;
+  if (!hybrid && name == "sliding_attention") return LayerType::kSliding;
   file.refuse("layer_types", name,
-              "supported are full_attention and sliding_attention.");
+              std::string("supported are full_attention and ") +
+                  (hybrid ? "linear_attention." : "sliding_attention."));
 }
 
 void read_qwen(const Section& file, ModelConfig& config) {
@@ -236,13 +173,52 @@ void read_qwen(const Section& file, ModelConfig& config) {
                                 : std::optional<int64_t>(4096);
   if (file.has("layer_types")) {
     for (const std::string& name : file.texts("layer_types"))
-      config.layer_types.push_back(layer_type_of(file, name));
+      config.layer_types.push_back(layer_type_of(file, name, false));
     return;
   }
   const int64_t first = file.integer("max_window_layers").value_or(28);
   if (config.sliding_window)
     for (int64_t i = std::max<int64_t>(first, 0); i < config.layers; ++i)
       config.layer_types[static_cast<size_t>(i)] = LayerType::kSliding;
+}
+
+void read_hybrid_layers(const Section& file, ModelConfig& config) {
+  if (file.has("layer_types")) {
+    for (const std::string& name : file.texts("layer_types"))
+      config.layer_types.push_back(layer_type_of(file, name, true));
+    return;
+  }
+  const int64_t interval = file.integer("full_attention_interval").value_or(4);
+  TORCH_CHECK(interval >= 1, "[config_from_json] ", file.path(),
+              ": full_attention_interval must be above 0 but is ", interval,
+              "; correct the file.");
+  for (int64_t i = 1; i <= config.layers; ++i)
+    config.layer_types.push_back(i % interval == 0 ? LayerType::kFull
+                                                   : LayerType::kLinear);
+}
+
+// qwen3_5: the text model. Defaults are those of Qwen3_5TextConfig.
+void read_hybrid(const Section& file, ModelConfig& config) {
+  config.norm = Norm::kRmsPlusOne;
+  config.qk_norm = config.output_gate = true;
+  config.qkv_bias = config.output_bias = file.flag("attention_bias", false);
+  if (config.activation != Activation::kSilu)
+    file.refuse("hidden_act", *file.text("hidden_act"),
+                "the convolutions of this family have silu.");
+  if (!file.flag("attn_output_gate", true))
+    file.refuse("attn_output_gate", "false", "use another model.");
+  if (const int64_t experts = file.integer("num_experts").value_or(0))
+    file.refuse("num_experts", std::to_string(experts), "use a dense model.");
+  read_hybrid_layers(file, config);
+  const auto size = [&](const char* key, int64_t otherwise) {
+    return file.integer(key).value_or(otherwise);
+  };
+  config.linear_attention = LinearAttentionConfig{
+      .key_heads = size("linear_num_key_heads", 16),
+      .value_heads = size("linear_num_value_heads", 32),
+      .key_head_dim = size("linear_key_head_dim", 128),
+      .value_head_dim = size("linear_value_head_dim", 128),
+      .conv_kernel = size("linear_conv_kernel_dim", 4)};
 }
 
 void read_family(const Section& file, ModelConfig& config) {
@@ -257,7 +233,9 @@ void read_family(const Section& file, ModelConfig& config) {
               ": the number of layers must be 1 to ", kMaxLayers, " but is ",
               config.layers, "; correct the file.");
   const auto layers = static_cast<size_t>(config.layers);
-  if (config.architecture.starts_with("qwen")) {
+  if (is_hybrid(config)) {
+    read_hybrid(file, config);
+  } else if (config.architecture.starts_with("qwen")) {
     if (!file.has("layer_types"))
       config.layer_types.assign(layers, LayerType::kFull);
     read_qwen(file, config);
@@ -271,22 +249,24 @@ void read_family(const Section& file, ModelConfig& config) {
   } else if (config.architecture == "qwen3") {
     config.qkv_bias = config.output_bias = file.flag("attention_bias", false);
     config.qk_norm = true;
-    if (!file.has("head_dim")) {
-      config.head_dim = 128;  // the default of the class
-      config.rope.rotary_dim = config.head_dim;
-    }
   }
-  if (config.layer_types.empty())
+  const bool listed = config.architecture.starts_with("qwen");
+  if (config.layer_types.empty() && !listed)
     config.layer_types.assign(layers, LayerType::kFull);
 }
 
-// Both files declare end tokens, and a text may end with any of them.
+// Both files declare end tokens, and a text may end with any of them. `parts`
+// are the objects of config.json that may, the innermost first.
 void read_special_tokens(const std::filesystem::path& folder,
-                         const Section& file, const OpenOptions& options,
-                         ModelConfig& config) {
+                         std::span<const Section> parts,
+                         const OpenOptions& options, ModelConfig& config) {
   std::vector<std::pair<std::string, int64_t>> declared;
-  for (const int64_t id : file.integers("eos_token_id"))
-    declared.emplace_back(file.path(), id);
+  std::optional<int64_t> bos;
+  for (const Section& part : parts) {
+    for (const int64_t id : part.integers("eos_token_id"))
+      declared.emplace_back(part.path(), id);
+    if (!bos) bos = part.integer("bos_token_id");
+  }
   const std::filesystem::path second = folder / "generation_config.json";
   if (std::error_code none; std::filesystem::exists(second, none)) {
     const json document = read_strict_json(second);
@@ -319,8 +299,30 @@ void read_special_tokens(const std::filesystem::path& folder,
         usable(path, "eos_token_id", id))
       config.eos_ids.push_back(id);
   }
-  const auto bos = file.integer("bos_token_id");
-  if (bos && usable(file.path(), "bos_token_id", *bos)) config.bos_id = bos;
+  if (bos && usable(config.source, "bos_token_id", *bos)) config.bos_id = bos;
+}
+
+void check_family(const Section& file, const std::string& name) {
+  static const char* const kKnown[] = {
+      "gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "qwen3_5"};
+  if (std::find(std::begin(kKnown), std::end(kKnown), name) == std::end(kKnown))
+    file.refuse("model_type", name,
+                "supported are gpt2, llama, mistral, qwen2, qwen3 and the text "
+                "model of qwen3_5.");
+}
+
+// The objects that describe the text model, the innermost first: a model that
+// sees has it one level down.
+std::vector<Section> text_parts(const Section& file,
+                                const ModelConfig& config) {
+  if (config.architecture != "qwen3_5") return {file};
+  TORCH_CHECK(file.has("text_config"), "[config_from_json] ", file.path(),
+              ": key text_config is missing; fetch the file again.");
+  const Section text = file.section("text_config");
+  const std::string type = text.text("model_type").value_or("qwen3_5_text");
+  if (type != "qwen3_5_text")
+    file.refuse("model_type of text_config", type, "it must be qwen3_5_text.");
+  return {text, file};
 }
 
 }  // namespace
@@ -335,18 +337,18 @@ ModelConfig config_from_json(const std::filesystem::path& folder,
   ModelConfig config;
   config.source = path.string();
   config.architecture = file.text("model_type").value_or("");
-  static const char* const kKnown[] = {"gpt2", "llama", "mistral", "qwen2",
-                                       "qwen3"};
-  if (std::find(std::begin(kKnown), std::end(kKnown), config.architecture) ==
-      std::end(kKnown))
-    file.refuse("model_type", config.architecture,
-                "supported are gpt2, llama, mistral, qwen2 and qwen3.");
-  if (file.has("quantization_config"))
-    file.refuse("quantization_config", "present",
-                "use the plain weights or a GGUF file.");
-  config.vocab_size = file.required("vocab_size");
-  read_family(file, config);
-  read_special_tokens(folder, file, options, config);
+  check_family(file, config.architecture);
+  const std::vector<Section> parts = text_parts(file, config);
+  for (const Section& part : parts)
+    if (part.has("quantization_config"))
+      file.refuse("quantization_config", "present",
+                  "use the plain weights or a GGUF file.");
+  config.vocab_size = parts[0].required("vocab_size");
+  read_family(parts[0], config);
+  // Either level may say it.
+  if (parts.back().flag("tie_word_embeddings", false))
+    config.tie_word_embeddings = true;
+  read_special_tokens(folder, parts, options, config);
   config.validate();
   return config;
 }

@@ -275,6 +275,20 @@ std::optional<std::vector<float>> GgufFile::find_numbers(
                           gguf_get_arr_n(context_.get(), *id));
 }
 
+std::optional<std::vector<bool>> GgufFile::find_bools(
+    std::string_view key) const {
+  constexpr const char* kWant = "an array of bools";
+  const auto id = id_of(key);
+  if (!id) return std::nullopt;
+  const auto type = static_cast<gguf_type>(element_type(key, *id, kWant));
+  check_type(path(), key, type == GGUF_TYPE_BOOL, kWant, type, "an array of ");
+  const auto* data =
+      static_cast<const int8_t*>(gguf_get_arr_data(context_.get(), *id));
+  std::vector<bool> flags(gguf_get_arr_n(context_.get(), *id));
+  for (size_t i = 0; i < flags.size(); ++i) flags[i] = data[i] != 0;
+  return flags;
+}
+
 std::optional<std::vector<std::string_view>> GgufFile::find_strings(
     std::string_view key) const {
   constexpr const char* kWant = "an array of texts";

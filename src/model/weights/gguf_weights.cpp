@@ -1,5 +1,4 @@
-// gguf_weights.cpp - a GGUF file's tensors, dequantised,
-// heads in order.
+// gguf_weights.cpp - a GGUF file's tensors, dequantised, heads in order.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -10,6 +9,7 @@
 #include <ggml.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "src/model/weights/weight_files.h"
 
@@ -32,29 +32,74 @@ c10::ScalarType dtype_of(const GgufTensor& tensor) {
   }
 }
 
-// For architecture llama, converters reorder the rows of q and k inside each
-// head, so that the pairs that rotate together are neighbours. This is undone:
-// in half rotation order, row (half, i) of a head is the file's row (i, half).
-struct HeadOrder {
-  int64_t heads = 0;  // 0: rows are as they are needed
-  int64_t head_dim = 0;
+// Converters swap the two axes of a grid of rows (or values, or columns): the
+// block (a, b) of [outer, inner] lies at (b, a) in the file. Grids follow each
+// other from `first` on.
+struct GridOrder {
+  int64_t first = 0;
+  int64_t outer = 1;
+  int64_t inner = 1;
+  int64_t block = 1;  // rows that stay together
 
-  int64_t row_in_file(int64_t row) const {
-    if (heads == 0) return row;
-    const int64_t in_head = row % head_dim;
-    const int64_t half = head_dim / 2;
-    return row - in_head + 2 * (in_head % half) + in_head / half;
+  bool in_place() const { return outer == 1 || inner == 1; }
+  int64_t in_file(int64_t row) const {
+    if (in_place() || row < first) return row;
+    const int64_t at = row - first;
+    const int64_t in_grid = at % (outer * inner * block);
+    const int64_t a = in_grid / (inner * block);
+    const int64_t b = in_grid / block % inner;
+    return row - in_grid + (b * outer + a) * block + in_grid % block;
   }
 };
 
-HeadOrder order_of(std::string_view name, const ModelConfig& config) {
-  const auto ends = [&](std::string_view tail) { return name.ends_with(tail); };
-  if (config.architecture != "llama") return {};
-  if (ends(".attn_q.weight") || ends(".attn_q.bias"))
-    return {config.heads, config.head_dim};
-  if (ends(".attn_k.weight") || ends(".attn_k.bias"))
-    return {config.kv_heads, config.head_dim};
+struct Layout {
+  GridOrder rows{};  // of a vector: its values
+  GridOrder columns{};
+};
+
+// For architecture llama, rows (half, i) of q and k are stored as (i, half)
+// inside each head, so that the pairs that rotate together are neighbours.
+Layout llama_layout(std::string_view tensor, const ModelConfig& config) {
+  const bool turned = tensor == "attn_q.weight" || tensor == "attn_q.bias" ||
+                      tensor == "attn_k.weight" || tensor == "attn_k.bias";
+  if (!turned) return {};
+  return {.rows = {.outer = 2, .inner = config.head_dim / 2}};
+}
+
+// For architecture qwen35, value heads (key head, i) are stored as (i, key
+// head), wherever a value head has a row, a value or a column.
+Layout qwen35_layout(std::string_view tensor, const ModelConfig& config) {
+  const LinearAttentionConfig& linear = *config.linear_attention;
+  GridOrder heads{.outer = linear.key_heads,
+                  .inner = linear.value_heads / linear.key_heads};
+  if (tensor == "ssm_a" || tensor == "ssm_dt.bias" ||
+      tensor == "ssm_alpha.weight" || tensor == "ssm_beta.weight")
+    return {.rows = heads};
+  heads.block = linear.value_head_dim;
+  if (tensor == "attn_gate.weight") return {.rows = heads};
+  if (tensor == "ssm_out.weight") return {.columns = heads};
+  if (tensor != "attn_qkv.weight" && tensor != "ssm_conv1d.weight") return {};
+  heads.first = 2 * linear.key_size();
+  return {.rows = heads};
+}
+
+Layout layout_of(std::string_view name, const ModelConfig& config) {
+  if (!name.starts_with("blk.")) return {};
+  name.remove_prefix(std::min(name.size(), name.find('.', 4) + 1));
+  if (config.architecture == "llama") return llama_layout(name, config);
+  if (config.architecture == "qwen35") return qwen35_layout(name, config);
   return {};
+}
+
+constexpr std::string_view kFeedForwardNorm = ".ffn_norm.weight";
+constexpr std::string_view kPostAttentionNorm = ".post_attention_norm.weight";
+
+// The same name with another end, if it has the first.
+std::string with_end(std::string_view name, std::string_view from,
+                     std::string_view to) {
+  if (!name.ends_with(from)) return std::string(name);
+  name.remove_suffix(from.size());
+  return std::string(name) + std::string(to);
 }
 
 template <typename T>
@@ -66,30 +111,62 @@ void narrow_into(const float* values, int64_t count, void* out,
 
 class GgufWeights : public WeightSource {
  public:
-  GgufWeights(std::shared_ptr<const GgufFile> file, const ModelConfig& config)
+  GgufWeights(std::shared_ptr<const GgufFile> file, const ModelConfig& config,
+              const OpenOptions& options)
       : file_(std::move(file)), config_(config) {
+    size_t drafting = 0;
     for (const GgufTensor& tensor : file_->tensors()) {
       if (tensor.name == "rope_freqs.weight") continue;  // in the config
+      if (drafts(tensor.name)) {
+        ++drafting;
+        continue;
+      }
       WeightInfo info;
-      info.name = info.name_in_file = tensor.name;
+      info.name_in_file = tensor.name;
+      info.name =
+          hybrid() ? with_end(tensor.name, kPostAttentionNorm, kFeedForwardNorm)
+                   : tensor.name;
       info.shape = tensor.shape;
       info.dtype = dtype_of(tensor);
       info.type_name = tensor.type_name;
       info.quantised = tensor.quantised;
       add(std::move(info));
     }
+    if (drafting > 0 && options.log)
+      options.log(LogLevel::kInfo,
+                  config.source + ": " + std::to_string(drafting) +
+                      " tensors of layers that only draft are left out.");
+  }
+
+  std::string name_in_file(std::string_view name) const override {
+    return hybrid() ? with_end(name, kFeedForwardNorm, kPostAttentionNorm)
+                    : std::string(name);
   }
 
   void release_pages() const noexcept override { file_->release_pages(); }
 
  private:
+  bool hybrid() const { return config_.architecture == "qwen35"; }
+
+  // A tensor of a layer after the model's own, which drafts the token after
+  // next (nextn_predict_layers). The file counts them as its layers too.
+  bool drafts(std::string_view name) const {
+    if (!hybrid() || !name.starts_with("blk.")) return false;
+    int64_t layer = 0;
+    const auto [end, error] =
+        std::from_chars(name.data() + 4, name.data() + name.size(), layer);
+    return error == std::errc() && end != name.data() + name.size() &&
+           *end == '.' && layer >= config_.layers &&
+           layer < file_->integer("qwen35.block_count");
+  }
+
   at::Tensor do_read(const WeightInfo& info,
                      c10::ScalarType dtype) const override {
     const GgufTensor& tensor = *file_->find(info.name_in_file);
     at::Tensor out = at::empty(tensor.shape, dtype);
-    const HeadOrder order = order_of(info.name, config_);
+    const Layout layout = layout_of(info.name, config_);
     if (tensor.shape.size() == 1) {
-      read_vector(tensor, order, out);
+      read_vector(tensor, layout.rows, out);
       return out;
     }
     const int64_t rows = out.numel() / tensor.row_values;
@@ -97,20 +174,20 @@ class GgufWeights : public WeightSource {
         std::max<int64_t>(1, kChunkValues / tensor.row_values);
     at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; row += grain)
-        convert_rows(tensor, order, row, std::min(row + grain, end), out);
+        convert_rows(tensor, layout, row, std::min(row + grain, end), out);
     });
     return out;
   }
 
   // Rows [begin, end) of `out`, in its dtype.
-  void convert_rows(const GgufTensor& tensor, const HeadOrder& order,
+  void convert_rows(const GgufTensor& tensor, const Layout& layout,
                     int64_t begin, int64_t end, at::Tensor& out) const {
     const int64_t width = tensor.row_values;
     if (out.scalar_type() == c10::ScalarType::Float)
-      return float_rows(tensor, order, begin, end,
+      return float_rows(tensor, layout, begin, end,
                         out.data_ptr<float>() + begin * width);
     std::vector<float> values(static_cast<size_t>((end - begin) * width));
-    float_rows(tensor, order, begin, end, values.data());
+    float_rows(tensor, layout, begin, end, values.data());
     const auto count = static_cast<int64_t>(values.size());
     if (out.scalar_type() == c10::ScalarType::BFloat16) {
       narrow_into<c10::BFloat16>(values.data(), count, out.data_ptr(),
@@ -121,29 +198,40 @@ class GgufWeights : public WeightSource {
     }
   }
 
-  void float_rows(const GgufTensor& tensor, const HeadOrder& order,
-                  int64_t begin, int64_t end, float* out) const {
-    if (order.heads == 0)
-      return file_->read_rows(tensor, begin, end - begin, out);
-    for (int64_t row = begin; row < end; ++row, out += tensor.row_values)
-      file_->read_rows(tensor, order.row_in_file(row), 1, out);
+  void float_rows(const GgufTensor& tensor, const Layout& layout, int64_t begin,
+                  int64_t end, float* out) const {
+    const int64_t width = tensor.row_values;
+    if (layout.rows.in_place()) {
+      file_->read_rows(tensor, begin, end - begin, out);
+    } else {
+      for (int64_t row = begin; row < end; ++row)
+        file_->read_rows(tensor, layout.rows.in_file(row), 1,
+                         out + (row - begin) * width);
+    }
+    if (layout.columns.in_place()) return;
+    std::vector<float> stored(static_cast<size_t>(width));
+    for (float* row = out; row < out + (end - begin) * width; row += width) {
+      std::copy(row, row + width, stored.begin());
+      for (int64_t i = 0; i < width; ++i)
+        row[i] = stored[static_cast<size_t>(layout.columns.in_file(i))];
+    }
   }
 
   // A vector is one row of the file: its values change places, not its rows.
-  void read_vector(const GgufTensor& tensor, const HeadOrder& order,
+  void read_vector(const GgufTensor& tensor, const GridOrder& order,
                    at::Tensor& out) const {
     std::vector<float> stored(static_cast<size_t>(tensor.row_values));
     file_->read_rows(tensor, 0, 1, stored.data());
     at::Tensor values = at::empty({tensor.row_values}, at::kFloat);
     for (int64_t i = 0; i < tensor.row_values; ++i)
       values.data_ptr<float>()[i] =
-          stored[static_cast<size_t>(order.row_in_file(i))];
+          stored[static_cast<size_t>(order.in_file(i))];
     out.copy_(values);
   }
 
   void do_read_rows(const WeightInfo& info, int64_t first, int64_t count,
                     float* out) const override {
-    float_rows(*file_->find(info.name_in_file), order_of(info.name, config_),
+    float_rows(*file_->find(info.name_in_file), layout_of(info.name, config_),
                first, first + count, out);
   }
 
@@ -154,8 +242,9 @@ class GgufWeights : public WeightSource {
 }  // namespace
 
 std::unique_ptr<WeightSource> open_gguf(std::shared_ptr<const GgufFile> file,
-                                        const ModelConfig& config) {
-  return std::make_unique<GgufWeights>(std::move(file), config);
+                                        const ModelConfig& config,
+                                        const OpenOptions& options) {
+  return std::make_unique<GgufWeights>(std::move(file), config, options);
 }
 
 }  // namespace kvcache::model

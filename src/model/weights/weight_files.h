@@ -1,5 +1,4 @@
-// weight_files.h - the two kinds of files behind
-// WeightSource.
+// weight_files.h - the two kinds of files behind WeightSource.
 
 #pragma once
 
@@ -10,10 +9,13 @@
 
 namespace kvcache::model {
 
+// Both tell the log what they leave out.
 std::unique_ptr<WeightSource> open_safetensors(
-    const std::filesystem::path& folder, const ModelConfig& config);
+    const std::filesystem::path& folder, const ModelConfig& config,
+    const OpenOptions& options);
 
 std::unique_ptr<WeightSource> open_gguf(std::shared_ptr<const GgufFile> file,
-                                        const ModelConfig& config);
+                                        const ModelConfig& config,
+                                        const OpenOptions& options);
 
 }  // namespace kvcache::model

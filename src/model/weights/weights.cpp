@@ -127,6 +127,9 @@ class Expected {
     tensors_.push_back({prefix_ + name + ".weight", {size}});
     if (bias) tensors_.push_back({prefix_ + name + ".bias", {size}});
   }
+  void vector(const std::string& name, int64_t size) {
+    tensors_.push_back({prefix_ + name, {size}});
+  }
   void enter(std::string prefix) { prefix_ = std::move(prefix); }
   std::vector<ExpectedTensor> take() { return std::move(tensors_); }
 
@@ -152,6 +155,21 @@ void expect_attention(const ModelConfig& config, Expected& expected) {
   }
   expected.matrix("attn_output", width, config.query_size(),
                   config.output_bias);
+}
+
+void expect_linear_attention(const ModelConfig& config, Expected& expected) {
+  const LinearAttentionConfig& linear = *config.linear_attention;
+  const int64_t width = config.hidden_size;
+  expected.matrix("attn_qkv", linear.conv_channels(), width, false);
+  expected.matrix("attn_gate", linear.value_size(), width, false);
+  expected.matrix("ssm_beta", linear.value_heads, width, false);
+  expected.matrix("ssm_alpha", linear.value_heads, width, false);
+  expected.matrix("ssm_conv1d", linear.conv_channels(), linear.conv_kernel,
+                  false);
+  expected.vector("ssm_a", linear.value_heads);
+  expected.vector("ssm_dt.bias", linear.value_heads);
+  expected.norm("ssm_norm", linear.value_head_dim);
+  expected.matrix("ssm_out", width, linear.value_size(), false);
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -183,13 +201,13 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
   if (config.positions == Positions::kLearned)
     expected.matrix("position_embd", config.context_length, width, false);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        config.layer_types[static_cast<size_t>(layer)] != LayerType::kLinear,
-        "[expected_tensors] ", config.source, ": layer ", layer,
-        " is a linear-attention layer, which is not supported.");
     expected.enter("blk." + std::to_string(layer) + ".");
     expected.norm("attn_norm", width, layer_norm);
-    expect_attention(config, expected);
+    if (config.layer_types[static_cast<size_t>(layer)] == LayerType::kLinear) {
+      expect_linear_attention(config, expected);
+    } else {
+      expect_attention(config, expected);
+    }
     expected.norm("ffn_norm", width, layer_norm);
     if (config.gated_mlp)
       expected.matrix("ffn_gate", config.intermediate_size, width,
@@ -289,12 +307,12 @@ OpenedModel open_model(const fs::path& path, const OpenOptions& options) {
   if (fs::is_directory(status)) {
     model.kind = FileKind::kSafetensors;
     model.config = config_from_json(path, options);
-    model.weights = open_safetensors(path, model.config);
+    model.weights = open_safetensors(path, model.config, options);
   } else {
     model.kind = FileKind::kGguf;
     model.gguf = std::make_shared<GgufFile>(path);
     model.config = config_from_gguf(*model.gguf);
-    model.weights = open_gguf(model.gguf, model.config);
+    model.weights = open_gguf(model.gguf, model.config, options);
   }
   settle_head(options, model.config, *model.weights);
   check_tensors(model.config, *model.weights);

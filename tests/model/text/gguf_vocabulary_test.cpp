@@ -33,8 +33,8 @@ TEST(GgufVocabulary, BrokenOnesAreRefused) {
   EXPECT_EQ(error_with([](auto&) {}), "no error");
   EXPECT_EQ(error_with([](auto& from) { from.pre = "default"; }),
             "[load_tokenizer] gpt2.gguf: tokenizer.ggml.pre must be one of "
-            "gpt-2, smollm, llama-bpe and qwen2 but got 'default'; use a model "
-            "with one of these.");
+            "gpt-2, smollm, llama-bpe, qwen2 and qwen35 but got 'default'; use "
+            "a model with one of these.");
   EXPECT_THAT(error_with([](auto& from) { from.pre.clear(); }),
               HasSubstr("tokenizer.ggml.pre must be one of"));
   EXPECT_EQ(error_with([](auto& from) { from.model = "bert"; }),

@@ -47,7 +47,8 @@ TEST_P(TokenizerFamily, GgufGivesTheSameIds) {
 INSTANTIATE_TEST_SUITE_P(
     , TokenizerFamily,
     testing::Values(Family{"gpt2", "gpt-2"}, Family{"smollm", "smollm"},
-                    Family{"llama3", "llama-bpe"}, Family{"qwen2", "qwen2"}),
+                    Family{"llama3", "llama-bpe"}, Family{"qwen2", "qwen2"},
+                    Family{"qwen35", "qwen35"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // These have a token for every byte and normalise nothing; SmolLM2 lacks some

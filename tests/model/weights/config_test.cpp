@@ -246,7 +246,8 @@ TEST_F(ConfigJson, NumbersThatContradictAreNamed) {  // K85
 TEST_F(ConfigJson, WhatIsNotSupportedIsNamed) {
   EXPECT_THAT(error(sized("bert", "")),
               HasSubstr("model_type \"bert\" is not supported; supported are "
-                        "gpt2, llama, mistral, qwen2 and qwen3."));
+                        "gpt2, llama, mistral, qwen2, qwen3 and the text "
+                        "model of qwen3_5."));
   EXPECT_THAT(error("{}"), HasSubstr("model_type \"\" is not supported"));
   EXPECT_THAT(error(sized("llama", R"(, "hidden_act": "relu6")")),
               HasSubstr("hidden_act \"relu6\" is not supported"));

@@ -2,7 +2,7 @@
 //
 // Bug reports: K87 huggingface/transformers#31788, K90 vllm-project/vllm#53020,
 // K91 ml-explore/mlx-lm#1298, and of K89 sgl-project/sglang#38363 the missing,
-// renamed and added tensors. The rest of K89 needs the hybrid fixture T-HY.
+// renamed and added tensors. The rest of K89 is in hybrid_weights_test.cpp.
 
 #include "kvcache/model/weights.h"
 
