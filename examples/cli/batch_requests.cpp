@@ -81,9 +81,10 @@ struct Key {
   void (*set)(const std::string& key, const Json& value, BatchLine& line);
 };
 
-[[noreturn]] void needs_store(const std::string& key, const Json&, BatchLine&) {
+[[noreturn]] void needs_adapters(const std::string& key, const Json&,
+                                 BatchLine&) {
   throw std::runtime_error(
-      key + " needs a prefix store, which does not exist yet; leave it out");
+      key + " chooses an adapter, and the model has none; leave it out");
 }
 
 constexpr Key kKeys[] = {
@@ -128,8 +129,11 @@ constexpr Key kKeys[] = {
      }},
     {"chat", [](const std::string& key, const Json& value,
                 BatchLine& line) { line.chat = flag(key, value); }},
-    {"route", needs_store},
-    {"namespace", needs_store},
+    {"namespace",
+     [](const std::string& key, const Json& value, BatchLine& line) {
+       line.name_space = full_text(key, value);
+     }},
+    {"route", needs_adapters},
 };
 
 void set_key(const std::string& name, const Json& value, BatchLine& line) {

@@ -20,10 +20,13 @@
 #include "kvcache/model/language_model.h"
 #include "kvcache/model/sampler.h"
 #include "kvcache/model/tokenizer.h"
+#include "kvcache/reuse_report.h"
 
 namespace kvcache::model {
 
 class GraphRunner;  // kvcache/model/graph_model.h
+class PrefixCache;  // kvcache/model/prefix_cache.h
+struct Reuse;
 
 // Tokens of one prefill step, counted from position 0.
 inline constexpr int64_t kCanonicalChunk = 256;
@@ -56,6 +59,11 @@ struct GenerateOptions {
   GraphRunner* graphs = nullptr;
   // Needs a cache, and goes without recorded steps. A Batcher ignores it.
   PromptLookup lookup = {};
+  // Goes on from what earlier texts left there, and leaves its own. Its chunk
+  // must be the one above.
+  std::shared_ptr<PrefixCache> prefix = {};
+  Namespace space = {};             // of texts that may share
+  std::vector<int64_t> marks = {};  // ends of turns in the prompt, for it
   // Also report log-probabilities: of each token, and of the n best beside it.
   std::optional<int64_t> log_probs = {};
 };
@@ -103,8 +111,9 @@ struct GenerateResult {
   std::vector<float> log_probs;  // of each of `tokens`
   std::vector<std::vector<ScoredToken>> best;  // of each of `tokens`
   FinishReason finish_reason = FinishReason::kLength;
-  uint64_t seed = 0;         // that the sampler used
-  int64_t reused = 0;        // tokens that the cache held before
+  uint64_t seed = 0;                        // that the sampler used
+  int64_t reused = 0;                       // tokens that the cache held before
+  std::shared_ptr<const Reuse> reuse = {};  // with a prefix cache, else null
   int64_t cache_length = 0;  // sequence - 1: the last token is not yet fed
   GenerateTimings timings;
 };

@@ -11,6 +11,7 @@
 #include "drafts.h"
 #include "feed.h"
 #include "kvcache/model/graph_model.h"
+#include "kvcache/model/prefix_cache.h"
 #include "kvcache/speculation.h"
 #include "room.h"
 
@@ -71,6 +72,9 @@ class Generation {
         "<= longest but got drafts=",
         lookup.drafts, " shortest=", lookup.shortest,
         " longest=", lookup.longest, "; 0 drafts turn them off.");
+    TORCH_CHECK_VALUE(
+        !options.prefix || cache,
+        "[generate] a prefix cache needs a cache to fill; give one.");
     answer_.emplace(model, sequence, options, hooks, new_tokens);
     answer_->result().reused = cache ? cache->lengths()[0] : 0;
   }
@@ -82,6 +86,7 @@ class Generation {
       answer_->finish_after_error();
       throw;
     }
+    if (prefix_) prefix_->keep(sequence_);
     answer_->result().cache_length = cache_ ? cache_->lengths()[0] : 0;
     return answer_->finish();
   }
@@ -207,6 +212,7 @@ class Generation {
       if (hooks_.on_prefill) hooks_.on_prefill(total, total);
       return logits;
     }
+    if (options_.prefix) return prefill_behind_prefix(prompt);
     const auto held = cache_->lengths()[0];
     Tensor logits = prefill(
         model_, *cache_, ids_tensor(prompt.subspan(static_cast<size_t>(held))),
@@ -214,6 +220,28 @@ class Generation {
          .stop = hooks_.stop,
          .progress = hooks_.on_prefill});
     timings().prefill_tokens = cache_->lengths()[0] - held;
+    return logits;
+  }
+
+  Tensor prefill_behind_prefix(std::span<const int64_t> prompt) {
+    prefix_.emplace(*options_.prefix, *cache_, 0, prompt, options_.space,
+                    options_.marks);
+    answer_->result().reuse = std::make_shared<Reuse>(prefix_->reuse());
+    answer_->result().reused = cache_->lengths()[0];
+    const auto total = static_cast<int64_t>(prompt.size());
+    Tensor logits = prefix_->logits();
+    for (int64_t done = cache_->lengths()[0]; done < total;) {
+      if (hooks_.stop.stop_requested()) return {};
+      const int64_t end = prefix_->step_end(done);
+      logits = feed(model_, *cache_,
+                    ids_tensor(prompt.subspan(static_cast<size_t>(done),
+                                              static_cast<size_t>(end - done))),
+                    {.role = Role::kPrefill});
+      timings().prefill_tokens += end - done;
+      done = end;
+      prefix_->prefilled(done, logits);
+      if (hooks_.on_prefill) hooks_.on_prefill(done, total);
+    }
     return logits;
   }
 
@@ -240,6 +268,7 @@ class Generation {
   const GenerateOptions& options_;
   const GenerateHooks& hooks_;
   std::optional<Answer> answer_;
+  std::optional<PrefixRun> prefix_;
 };
 
 }  // namespace

@@ -6,13 +6,12 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "kvcache/model/safetensors.h"
+#include "src/model/reuse/digest.h"
 #include "src/model/reuse/saved_layout.h"
 #include "src/model/weights/strict_json.h"
 
@@ -24,23 +23,15 @@ constexpr const char* kIdentity = "kvcache.identity";
 constexpr const char* kDigest = "kvcache.digest";  // of the two before
 constexpr const char* kTokens = "tokens";
 
-std::string digest_of(const void* data, size_t bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(data, bytes);
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx",
-                static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return text;
-}
-
-std::string digest_of(const Tensor& dense) {
+std::string tensor_digest(const Tensor& dense) {
   return digest_of(dense.const_data_ptr(), dense.nbytes());
 }
 
-std::string digest_of(const std::string& layout, const std::string& identity) {
+std::string layout_digest(const std::string& layout,
+                          const std::string& identity) {
   const std::string both =
       std::to_string(layout.size()) + ':' + layout + identity;
-  return digest_of(both.data(), both.size());
+  return digest_of(both);
 }
 
 // All values of a block in one row: as they lie, if they lie so.
@@ -131,14 +122,14 @@ void save_checkpoint(const std::filesystem::path& path, const SavedText& text,
     sections.emplace_back(logits_name(position), logits.cpu().contiguous());
   }
   for (const auto& [name, tensor] : sections) {
-    layout.digests[name] = digest_of(tensor);
+    layout.digests[name] = tensor_digest(tensor);
   }
   const std::string layout_json = layout.to_json();
   const std::string identity_json = nlohmann::json(identity).dump();
   write_safetensors(path, sections,
                     {{kLayout, layout_json},
                      {kIdentity, identity_json},
-                     {kDigest, digest_of(layout_json, identity_json)}});
+                     {kDigest, layout_digest(layout_json, identity_json)}});
 }
 
 struct CheckpointFile::Impl {
@@ -169,7 +160,7 @@ CheckpointFile::Impl::Impl(const std::filesystem::path& path) : file(path) {
   };
   const std::string layout_json = text(kLayout),
                     identity_json = text(kIdentity);
-  TORCH_CHECK_VALUE(digest_of(layout_json, identity_json) == text(kDigest),
+  TORCH_CHECK_VALUE(layout_digest(layout_json, identity_json) == text(kDigest),
                     "[CheckpointFile] ", name(),
                     ": the layout is not what was written; save the text "
                     "again.");
@@ -197,7 +188,7 @@ Tensor CheckpointFile::Impl::section(
   const Tensor view = file.view(section);
   const auto digest = layout.digests.find(section);
   TORCH_CHECK_VALUE(
-      digest != layout.digests.end() && digest->second == digest_of(view),
+      digest != layout.digests.end() && digest->second == tensor_digest(view),
       "[CheckpointFile] ", name(), ": section ", section,
       " is not what was written; save the text again.");
   return view;
