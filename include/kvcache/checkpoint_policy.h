@@ -55,6 +55,10 @@ class PlacementPolicy {
   const PlacementOptions& options() const noexcept { return options_; }
 
  private:
+  std::vector<int64_t> chunk_ends(int64_t from, int64_t length) const;
+  std::vector<int64_t> wanted(int64_t length, std::span<const int64_t> marks,
+                              std::optional<int64_t> divergence) const;
+
   PlacementOptions options_;
 };
 

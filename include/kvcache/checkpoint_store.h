@@ -31,8 +31,8 @@ namespace kvcache {
 // What belongs to one position beside the memory of the layers.
 struct PointExtras {
   int64_t position = 0;
-  Tensor features;      // router's sum over [0, position); undefined: none
-  Tensor final_hidden;  // of token position - 1; undefined: none
+  Tensor features = {};      // router's sum over [0, position); or undefined
+  Tensor final_hidden = {};  // of token position - 1; or undefined
 };
 
 // What make() of a put returns, and what a hit gives back.
@@ -69,9 +69,11 @@ struct LookupRequest {
 struct Hit {
   int64_t position = 0;  // restore this many tokens; 0: start anew
   std::shared_ptr<const StoredText> text = {};  // null: nothing was found
-  Tensor features, final_hidden;  // at the position; undefined: not stored
+  // At the position; undefined: not stored.
+  Tensor features = {}, final_hidden = {};
   LookupReport report = {};
   Namespace space = {};  // of the request
+  int64_t limit = 0;     // deepest position that was allowed
   uint64_t id = 0;       // of the text, for the store
 };
 
