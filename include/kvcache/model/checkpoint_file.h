@@ -58,6 +58,8 @@ class CheckpointFile {
   std::span<const int64_t> tokens() const noexcept;
   // Positions that read() can stop at, ascending; empty: any.
   std::vector<int64_t> restore_points() const;
+  // Whether the logits after so many tokens are there.
+  bool has_logits(int64_t position) const noexcept;
   size_t bytes() const noexcept;  // of the file
   const std::filesystem::path& path() const noexcept;
 

@@ -287,6 +287,11 @@ std::vector<int64_t> CheckpointFile::restore_points() const {
   return impl_->points();
 }
 
+bool CheckpointFile::has_logits(int64_t position) const noexcept {
+  return std::binary_search(impl_->layout.logits.begin(),
+                            impl_->layout.logits.end(), position);
+}
+
 size_t CheckpointFile::bytes() const noexcept {
   std::error_code error;
   const auto size = std::filesystem::file_size(impl_->file.path(), error);

@@ -104,13 +104,13 @@ void PrefixRun::restore(std::span<const int64_t> prompt) {
                                 .final_hidden = options.keep_logits});
   reuse_.report = hit_.report;
   if (prefix_.saved) {
-    auto found = prefix_.saved->find(prompt, space_, prompt_ - 1,
-                                     prefix_.any_token ? 1 : options.chunk,
-                                     hit_.position);
+    auto found = prefix_.saved->find(
+        prompt, space_, prefix_.any_token ? 1 : options.chunk, hit_.position);
     if (found) {
       hit_ = Hit();
       hit_.position = found->position;
       hit_.text = std::move(found->text);
+      hit_.final_hidden = found->logits;
       reuse_.from_folder = true;
       LookupReport& report = reuse_.report;
       report.reason = found->position == prompt_ - 1 ? ReuseReason::kAll

@@ -103,9 +103,10 @@ void SavedTexts::scan() {
 }
 
 std::optional<SavedTexts::Found> SavedTexts::find(
-    std::span<const int64_t> tokens, const Namespace& space, int64_t limit,
-    int64_t multiple, int64_t more_than) {
+    std::span<const int64_t> tokens, const Namespace& space, int64_t multiple,
+    int64_t more_than) {
   const std::scoped_lock lock(mutex_);
+  const auto size = static_cast<int64_t>(tokens.size());
   const std::string of = space_digest(space);
   const Entry* best = nullptr;
   Found found;
@@ -113,6 +114,7 @@ std::optional<SavedTexts::Found> SavedTexts::find(
   for (const Entry& entry : entries_) {
     if (entry.space != of) continue;
     const int64_t matched = shared_tokens(entry.file.tokens(), tokens);
+    const int64_t limit = entry.file.has_logits(size) ? size : size - 1;
     const int64_t place =
         place_in(entry.file, std::min(matched, limit), multiple);
     if (place > found.position) {

@@ -13,8 +13,9 @@ class SavedTexts {
  public:
   explicit SavedTexts(PrefixFolder folder);
 
-  // A text that shares more than `more_than` of the first `limit` of `tokens`
-  // in a place to restore at (a multiple of `multiple`); null: none.
+  // A text that shares more than `more_than` of `tokens`, in a place to restore
+  // at (a multiple of `multiple`): before the last token, or behind it if the
+  // logits are there.
   struct Found {
     std::shared_ptr<const StoredText> text;
     int64_t position = 0;
@@ -22,8 +23,8 @@ class SavedTexts {
     Tensor logits;  // after the position; undefined: not kept
   };
   std::optional<Found> find(std::span<const int64_t> tokens,
-                            const Namespace& space, int64_t limit,
-                            int64_t multiple, int64_t more_than);
+                            const Namespace& space, int64_t multiple,
+                            int64_t more_than);
   // A text that is in the store and in no file.
   void note(std::span<const int64_t> tokens, const Namespace& space);
   // Writes the noted ones that the store still holds.

@@ -87,6 +87,7 @@ class ToyLanguageModel final : public LanguageModel {
   void score(const float* hidden, float* logits) const {
     constexpr float kSharp = 8;  // so that texts are not all one token
     for (int id = 0; id < kPoison; ++id) {
+      logits[id] = 0;  // what an earlier token of the row said
       for (int e = 0; e < toy::kWidth; ++e) {
         logits[id] +=
             kSharp * hidden[e] *
