@@ -113,7 +113,7 @@ void PrefixRun::restore(std::span<const int64_t> prompt) {
       hit_.final_hidden = found->logits;
       reuse_.from_folder = true;
       LookupReport& report = reuse_.report;
-      report.reason = found->position == prompt_ - 1 ? ReuseReason::kAll
+      report.reason = found->position >= prompt_ - 1 ? ReuseReason::kAll
                       : found->matched < prompt_ - 1
                           ? ReuseReason::kTokensDiverge
                           : ReuseReason::kNoCheckpointBefore;

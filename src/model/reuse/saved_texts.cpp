@@ -186,8 +186,10 @@ void SavedTexts::write(const Noted& noted, const StoredText& text) {
   make_room(bytes);
   const std::string tokens =
       digest_of(noted.tokens.data(), noted.tokens.size() * sizeof(int64_t));
+  std::string of = space;
+  for (const auto& [field, value] : folder_.identity) of += field + '=' + value;
   const fs::path path =
-      folder_.path / (space.substr(0, 8) + "-" + tokens + kEnding);
+      folder_.path / (digest_of(of).substr(0, 8) + "-" + tokens + kEnding);
   save_checkpoint(path, saved_from(text, noted.tokens), identity);
   CheckpointFile file(path);
   drop_superseded(file, space);
@@ -213,22 +215,34 @@ void SavedTexts::drop_superseded(const CheckpointFile& by,
   });
 }
 
+// Files of other models count, and go, as well.
 void SavedTexts::make_room(size_t bytes) {
-  const auto age = [](const Entry& entry) {
-    std::error_code error;
-    const auto time = fs::last_write_time(entry.file.path(), error);
-    return error ? fs::file_time_type::min() : time;
+  struct Aged {
+    fs::file_time_type time;
+    fs::path path;
+    size_t bytes;
   };
+  std::vector<Aged> files;
   size_t used = bytes;
-  for (const Entry& entry : entries_) used += entry.file.bytes();
-  while (used > folder_.max_bytes && !entries_.empty()) {
-    const auto oldest = std::min_element(
-        entries_.begin(), entries_.end(),
-        [&](const Entry& a, const Entry& b) { return age(a) < age(b); });
-    used -= std::min(used, oldest->file.bytes());
+  for (const auto& entry : fs::directory_iterator(folder_.path)) {
+    if (!entry.path().filename().string().ends_with(kEnding)) continue;
+    std::error_code error;  // one that went meanwhile
+    const auto size = entry.file_size(error);
+    const auto time = entry.last_write_time(error);
+    if (error) continue;
+    files.push_back({time, entry.path(), static_cast<size_t>(size)});
+    used += files.back().bytes;
+  }
+  std::sort(files.begin(), files.end(),
+            [](const Aged& a, const Aged& b) { return a.time < b.time; });
+  for (const Aged& oldest : files) {
+    if (used <= folder_.max_bytes) return;
     std::error_code ignored;
-    fs::remove(oldest->file.path(), ignored);
-    entries_.erase(oldest);
+    fs::remove(oldest.path, ignored);
+    used -= oldest.bytes;
+    std::erase_if(entries_, [&](const Entry& entry) {
+      return entry.file.path() == oldest.path;
+    });
   }
 }
 
