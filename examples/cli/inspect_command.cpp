@@ -59,12 +59,19 @@ Json tensors_json(const model::OpenedModel& opened) {
   return json;
 }
 
+// Layers of linear attention: a state of fixed size instead of K and V.
+int64_t linear_layers(const model::ModelConfig& config) {
+  return std::count(config.layer_types.begin(), config.layer_types.end(),
+                    model::LayerType::kLinear);
+}
+
 Json config_json(const model::ModelConfig& config) {
   Json json;
   json["architecture"] = config.architecture;
   json["vocab_size"] = config.vocab_size;
   json["hidden_size"] = config.hidden_size;
   json["layers"] = config.layers;
+  json["linear_layers"] = linear_layers(config);
   json["heads"] = config.heads;
   json["kv_heads"] = config.kv_heads;
   json["head_dim"] = config.head_dim;
@@ -105,10 +112,22 @@ Json tokenizer_json(const Options& options, const model::OpenedModel& opened) {
 }
 
 Json cache_json(const model::ModelConfig& config) {
+  const int64_t linear = linear_layers(config);
   // K and V of one token of one row.
-  const int64_t values = 2 * config.layers * config.kv_size();
+  const int64_t values = 2 * (config.layers - linear) * config.kv_size();
+  // Of one row whatever its length: states are float32 in both.
+  int64_t states = 0;
+  int64_t inputs = 0;
+  if (linear > 0) {
+    const model::LinearAttentionConfig& sizes = *config.linear_attention;
+    states = linear * sizes.value_size() * sizes.key_head_dim;
+    inputs = linear * sizes.conv_channels() * (sizes.conv_kernel - 1);
+  }
   return {
-      {"bytes_per_token", {{"bfloat16", 2 * values}, {"float32", 4 * values}}}};
+      {"bytes_per_token", {{"bfloat16", 2 * values}, {"float32", 4 * values}}},
+      {"state_bytes",
+       {{"bfloat16", 4 * states + 2 * inputs},
+        {"float32", 4 * states + 4 * inputs}}}};
 }
 
 std::string shown(const Json& value) {

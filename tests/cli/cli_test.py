@@ -8,6 +8,7 @@ import unittest
 
 from program import (
     CACHES,
+    HYBRID,
     LLAMA,
     PROGRAM,
     TALKER,
@@ -445,9 +446,26 @@ class InspectTest(ProgramTest):
         self.assertEqual(
             found["cache"]["bytes_per_token"], {"bfloat16": 2 * values, "float32": 4 * values}
         )
+        self.assertEqual(config["linear_layers"], 0)
+        self.assertEqual(found["cache"]["state_bytes"], {"bfloat16": 0, "float32": 0})
         types = found["tensors"]["types"].values()
         self.assertEqual(sum(t["count"] for t in types), found["tensors"]["count"])
         self.assertEqual(sum(t["bytes"] for t in types), found["tensors"]["bytes"])
+
+    def test_a_hybrid(self):
+        for model in (HYBRID, HYBRID / "model.gguf"):
+            found = run_json("inspect", model)
+            self.assertEqual(found["config"]["layers"], 4)
+            self.assertEqual(found["config"]["linear_layers"], 3)
+            # One layer of attention with one head of 16; three states of
+            # 4 x 8 x 8, and 3 inputs of 64 channels.
+            self.assertEqual(
+                found["cache"],
+                {
+                    "bytes_per_token": {"bfloat16": 64, "float32": 128},
+                    "state_bytes": {"bfloat16": 4224, "float32": 5376},
+                },
+            )
 
     def test_gguf_and_lines(self):
         found = run_json("inspect", LLAMA / "model.gguf")

@@ -7,10 +7,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from program import DATA, TALKER, ProgramTest, run, run_json, tiny
+from program import HYBRID, TALKER, ProgramTest, run, run_json, tiny
 
 SAME = ("tokens", "text", "logprobs", "finish_reason")
-HYBRID = DATA / "qwen3_5"  # token ids only
 REUSE_KEYS = ["matched", "restored", "computed", "decoded", "reason", "first_different"]
 
 
