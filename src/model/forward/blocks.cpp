@@ -19,18 +19,6 @@ Tensor head_view(const Tensor& from, const TokenSpans& tokens, int64_t first,
                          {tokens.per_row * width, head_dim, width, 1}, first);
 }
 
-// [N, width], the rows from `tokens` on zero.
-Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype) {
-  const int64_t rows = PackedLinear::padded_rows(tokens);
-  Tensor made = at::empty({rows, width}, at::TensorOptions(dtype));
-  const auto row_bytes =
-      static_cast<size_t>(width) * static_cast<size_t>(made.element_size());
-  std::memset(static_cast<char*>(made.data_ptr()) +
-                  static_cast<size_t>(tokens) * row_bytes,
-              0, static_cast<size_t>(rows - tokens) * row_bytes);
-  return made;
-}
-
 template <typename T>
 typename RowLoops<T>::Activate loop_of(Activation activation) {
   switch (activation) {
@@ -46,6 +34,17 @@ typename RowLoops<T>::Activate loop_of(Activation activation) {
 
 }  // namespace
 
+Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype) {
+  const int64_t rows = PackedLinear::padded_rows(tokens);
+  Tensor made = at::empty({rows, width}, at::TensorOptions(dtype));
+  const auto row_bytes =
+      static_cast<size_t>(width) * static_cast<size_t>(made.element_size());
+  std::memset(static_cast<char*>(made.data_ptr()) +
+                  static_cast<size_t>(tokens) * row_bytes,
+              0, static_cast<size_t>(rows - tokens) * row_bytes);
+  return made;
+}
+
 Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
            const TokenSpans& of, LayerMemory& layers, Role of_role,
            at::ScalarType dtype)
@@ -60,7 +59,9 @@ Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
   k = head_view(heads, tokens, q_size, config.kv_heads, config.head_dim);
   v = head_view(heads, tokens, q_size + kv_size, config.kv_heads,
                 config.head_dim);
-  if (count != normed.size(0)) attended = scratch(count, q_size, dtype);
+  if (count != normed.size(0) || config.output_gate) {
+    attended = scratch(count, q_size, dtype);
+  }
   activated = scratch(count, config.intermediate_size, dtype);
 }
 
@@ -97,13 +98,15 @@ Attention::Attention(const ModelConfig& config, Parts parts)
     : parts_(std::move(parts)),
       heads_(config.heads),
       kv_heads_(config.kv_heads),
-      head_dim_(config.head_dim) {
+      head_dim_(config.head_dim),
+      gated_(config.output_gate) {
   options_.scale = config.attention_scale;
 }
 
 void Attention::turn(const Pass& pass, const Tensor& qkv) const {
-  const int64_t width = qkv.size(1);
+  const int64_t width = qkv.size(1);  // gates, if any, are behind v
   const int64_t q_size = heads_ * head_dim_, kv_size = kv_heads_ * head_dim_;
+  const int64_t turned_width = q_size + 2 * kv_size;
   const auto parameters = [](const std::optional<Normalisation>& norm) {
     return norm ? std::optional(norm->parameters()) : std::nullopt;
   };
@@ -117,7 +120,7 @@ void Attention::turn(const Pass& pass, const Tensor& qkv) const {
     for_each_row(pass.tokens.count(), 2 * width, [&](int64_t i) {
       const Turn turn = pass.rotary ? pass.rotary->turn(i) : Turn{};
       const T* x = from + i * width;
-      T* y = to + i * width;
+      T* y = to + i * turned_width;
       turn_heads(y, x, heads_, head_dim_, q_norm ? &*q_norm : nullptr, turn);
       turn_heads(y + q_size, x + q_size, kv_heads_, head_dim_,
                  k_norm ? &*k_norm : nullptr, turn);
@@ -128,12 +131,35 @@ void Attention::turn(const Pass& pass, const Tensor& qkv) const {
   });
 }
 
+// attended * sigmoid(gate) into pass.attended.
+void Attention::gate(const Pass& pass, const Tensor& qkv,
+                     const Tensor& attended) const {
+  const int64_t width = heads_ * head_dim_;
+  const int64_t before = qkv.size(1) - width;
+  with_row_type(qkv.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const T* gates = data_of<T>(qkv) + before;
+    const T* from = data_of<T>(attended);
+    T* to = data_of<T>(pass.attended);
+    const auto times_sigmoid = row_loops<T>().sigmoid;
+    for_each_row(pass.tokens.count(), 4 * width, [&](int64_t i) {
+      times_sigmoid(to + i * width, gates + i * qkv.size(1), from + i * width,
+                    width);
+    });
+  });
+}
+
 Tensor Attention::run(Pass& pass, int64_t layer) const {
-  turn(pass, parts_.qkv(pass.normed));
+  const Tensor qkv = parts_.qkv(pass.normed);
+  turn(pass, qkv);
   const KvView& view = pass.memory.update(layer, pass.k, pass.v);
   AttendOptions options = options_;
   options.role = pass.role;
   const Tensor attended = attend(pass.q, view, options);
+  if (gated_) {
+    gate(pass, qkv, attended);
+    return parts_.output(pass.attended);
+  }
   const int64_t width = heads_ * head_dim_;
   if (!pass.attended.defined()) {
     return parts_.output(attended.transpose(1, 2).reshape({-1, width}));
@@ -141,6 +167,19 @@ Tensor Attention::run(Pass& pass, int64_t layer) const {
   std::memcpy(pass.attended.data_ptr(), attended.const_data_ptr(),
               static_cast<size_t>(attended.numel()) * attended.element_size());
   return parts_.output(pass.attended);
+}
+
+GatedDelta::GatedDelta(const ModelConfig& config, Parts parts)
+    : inputs_(std::move(parts.inputs)),
+      output_(std::move(parts.output)),
+      core_(config, parts.weights) {}
+
+Tensor GatedDelta::run(Pass& pass, int64_t layer) const {
+  const Tensor inputs = inputs_(pass.normed);
+  const Tensor mixed =
+      scratch(pass.tokens.count(), core_.outputs(), inputs.scalar_type());
+  core_.run(pass.tokens, inputs, pass.memory.state(layer), mixed);
+  return output_(mixed);
 }
 
 FeedForward::FeedForward(const ModelConfig& config, PackedLinear up,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "src/model/forward/gated_delta.h"
 #include "src/model/forward/loader.h"
 #include "src/model/forward/packed_linear.h"
 #include "src/model/forward/pass.h"
@@ -45,7 +46,7 @@ class Mixer {
 class Attention final : public Mixer {
  public:
   struct Parts {
-    PackedLinear qkv;  // rows of q, k, v below each other
+    PackedLinear qkv;  // rows of q, k, v below each other, then gates if any
     PackedLinear output;
     std::optional<Normalisation> q_norm, k_norm;  // per head, before the turn
   };
@@ -54,10 +55,28 @@ class Attention final : public Mixer {
 
  private:
   void turn(const Pass& pass, const Tensor& qkv) const;
+  void gate(const Pass& pass, const Tensor& qkv, const Tensor& attended) const;
 
   Parts parts_;
   int64_t heads_, kv_heads_, head_dim_;
+  bool gated_;  // each attended value times the sigmoid of one of its own
   AttendOptions options_;
+};
+
+// Linear attention by the gated delta rule.
+class GatedDelta final : public Mixer {
+ public:
+  struct Parts {
+    PackedLinear inputs;  // rows of q | k | v | z | b | a
+    PackedLinear output;
+    DeltaWeights weights;
+  };
+  GatedDelta(const ModelConfig& config, Parts parts);
+  Tensor run(Pass& pass, int64_t layer) const override;
+
+ private:
+  PackedLinear inputs_, output_;
+  GatedDeltaCore core_;
 };
 
 class FeedForward {

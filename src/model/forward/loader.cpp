@@ -30,18 +30,31 @@ LinearWeights Loader::head() {
 }
 
 LinearWeights Loader::qkv(int64_t layer) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      config_.layer_types[static_cast<size_t>(layer)] != LayerType::kLinear,
-      "[Transformer] layer ", layer, " of ", config_.source,
-      " must be an attention layer but is linear attention, which this forward "
-      "has not; use a model without it.");
   const std::string prefix = prefix_of(layer);
+  if (config_.output_gate) return gated_qkv(prefix);
   if (config_.fused_qkv) return linear({prefix + "attn_qkv"});
   return linear({prefix + "attn_q", prefix + "attn_k", prefix + "attn_v"});
 }
 
 LinearWeights Loader::attention_output(int64_t layer) {
   return linear({prefix_of(layer) + "attn_output"});
+}
+
+LinearWeights Loader::delta_inputs(int64_t layer) {
+  const std::string prefix = prefix_of(layer);
+  return linear({prefix + "attn_qkv", prefix + "attn_gate", prefix + "ssm_beta",
+                 prefix + "ssm_alpha"});
+}
+
+LinearWeights Loader::delta_output(int64_t layer) {
+  return linear({prefix_of(layer) + "ssm_out"});
+}
+
+DeltaWeights Loader::delta(int64_t layer) {
+  const std::string prefix = prefix_of(layer) + "ssm_";
+  // In braces: evaluated from left to right.
+  return {copy(prefix + "conv1d.weight"), copy(prefix + "a"),
+          copy(prefix + "dt.bias"), copy(prefix + "norm.weight")};
 }
 
 LinearWeights Loader::up(int64_t layer) {
@@ -72,25 +85,52 @@ NormWeights Loader::feed_forward_norm(int64_t layer) {
 
 NormWeights Loader::norm(const std::string& name) {
   const std::string bias = name + ".bias";
-  // Copies: what the source returns may lie on the mapped file.
-  NormWeights made{source_.read(name + ".weight", at::kFloat).clone(), {}};
+  NormWeights made{copy(name + ".weight"), {}};
   if (config_.norm == Norm::kRmsPlusOne) made.weight.add_(1.0);
-  if (source_.contains(bias)) {
-    made.bias = source_.read(bias, at::kFloat).clone();
-  }
-  const int64_t values = made.weight.numel() * (made.bias.defined() ? 2 : 1);
-  bytes_ += static_cast<size_t>(values) * sizeof(float);
-  values_ += values;
+  if (source_.contains(bias)) made.bias = copy(bias);
+  return made;
+}
+
+// A copy: what the source returns may lie on the mapped file.
+Tensor Loader::copy(const std::string& name) {
+  Tensor made = source_.read(name, at::kFloat).clone();
+  bytes_ += static_cast<size_t>(made.numel()) * sizeof(float);
+  values_ += made.numel();
+  return made;
+}
+
+Tensor Loader::gates_apart(const Tensor& rows) const {
+  const Tensor heads = rows.view({config_.heads, 2, config_.head_dim, -1});
+  return at::cat({heads.select(1, 0), heads.select(1, 1)})
+      .view({2, config_.query_size(), -1});
+}
+
+LinearWeights Loader::gated_qkv(const std::string& prefix) {
+  const auto stack = [&](const std::string& kind) {
+    const Tensor q =
+        gates_apart(source_.read(prefix + "attn_q" + kind, dtype_));
+    const auto rows = [&](const char* name) {
+      return source_.read(prefix + name + kind, dtype_).view({-1, q.size(2)});
+    };
+    return at::cat({q[0], rows("attn_k"), rows("attn_v"), q[1]});
+  };
+  LinearWeights made{stack(".weight"), {}};
+  if (config_.qkv_bias) made.bias = stack(".bias").view({-1});
+  count(made);
   return made;
 }
 
 LinearWeights Loader::linear(const std::vector<std::string>& names) {
   LinearWeights made{stacked(names), stacked_biases(names)};
-  const int64_t values =
-      made.weight.numel() + (made.bias.defined() ? made.bias.numel() : 0);
+  count(made);
+  return made;
+}
+
+void Loader::count(const LinearWeights& weights) {
+  const int64_t values = weights.weight.numel() +
+                         (weights.bias.defined() ? weights.bias.numel() : 0);
   bytes_ += static_cast<size_t>(values) * c10::elementSize(dtype_);
   values_ += values;
-  return made;
 }
 
 void Loader::finished() const {

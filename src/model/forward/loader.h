@@ -20,6 +20,14 @@ struct NormWeights {
   Tensor bias;    // [width] or undefined
 };
 
+// The rest of a linear-attention layer. Float32 copies, on the CPU.
+struct DeltaWeights {
+  Tensor conv;     // [channels, taps], the current token's last
+  Tensor decay;    // [value heads], -exp(A_log)
+  Tensor dt_bias;  // [value heads]
+  Tensor norm;     // [value head size], as it is whatever the model's Norm
+};
+
 // Reads in the order it is asked, so that whoever packs or moves each piece
 // before the next has no more than one of them in memory twice.
 class Loader {
@@ -28,8 +36,13 @@ class Loader {
          at::ScalarType dtype, const LoadOptions& options);
 
   LinearWeights head();
-  LinearWeights qkv(int64_t layer);  // rows of q, k, v below each other
+  // Rows of q, k, v below each other, then those of the gates if there are.
+  LinearWeights qkv(int64_t layer);
   LinearWeights attention_output(int64_t layer);
+  // Of linear attention: rows of q | k | v | z | b | a.
+  LinearWeights delta_inputs(int64_t layer);
+  LinearWeights delta_output(int64_t layer);
+  DeltaWeights delta(int64_t layer);
   LinearWeights up(int64_t layer);  // rows of gate, then of up, if gated
   LinearWeights down(int64_t layer);
 
@@ -47,6 +60,11 @@ class Loader {
 
  private:
   NormWeights norm(const std::string& name);
+  Tensor copy(const std::string& name);
+  // Of rows [heads, q | gate, ...] all of q, then all gates.
+  Tensor gates_apart(const Tensor& rows) const;
+  LinearWeights gated_qkv(const std::string& prefix);
+  void count(const LinearWeights& weights);
   // The named matrices below each other; biases likewise, all or none.
   LinearWeights linear(const std::vector<std::string>& names);
   Tensor stacked(const std::vector<std::string>& names) const;

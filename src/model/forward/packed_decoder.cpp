@@ -86,9 +86,15 @@ class Packer {
   std::set<std::pair<int64_t, int64_t>> probed_;  // outputs, inputs
 };
 
-Layer make_layer(const ModelConfig& config, Loader& loader, Packer& pack,
-                 int64_t index) {
-  Normalisation mixer_norm(config, loader.attention_norm(index));
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, Loader& loader,
+                                  Packer& pack, int64_t index) {
+  if (config.layer_types[static_cast<size_t>(index)] == LayerType::kLinear) {
+    GatedDelta::Parts parts;
+    parts.inputs = pack(loader.delta_inputs(index));
+    parts.weights = loader.delta(index);
+    parts.output = pack(loader.delta_output(index));
+    return std::make_unique<GatedDelta>(config, std::move(parts));
+  }
   Attention::Parts parts;
   parts.qkv = pack(loader.qkv(index));
   parts.output = pack(loader.attention_output(index));
@@ -96,12 +102,17 @@ Layer make_layer(const ModelConfig& config, Loader& loader, Packer& pack,
     parts.q_norm.emplace(config, loader.q_norm(index));
     parts.k_norm.emplace(config, loader.k_norm(index));
   }
+  return std::make_unique<Attention>(config, std::move(parts));
+}
+
+Layer make_layer(const ModelConfig& config, Loader& loader, Packer& pack,
+                 int64_t index) {
+  Normalisation mixer_norm(config, loader.attention_norm(index));
+  std::unique_ptr<Mixer> mixer = make_mixer(config, loader, pack, index);
   Normalisation feed_forward_norm(config, loader.feed_forward_norm(index));
   PackedLinear up = pack(loader.up(index));
   PackedLinear down = pack(loader.down(index));
-  return {std::move(mixer_norm),
-          std::make_unique<Attention>(config, std::move(parts)),
-          std::move(feed_forward_norm),
+  return {std::move(mixer_norm), std::move(mixer), std::move(feed_forward_norm),
           FeedForward(config, std::move(up), std::move(down))};
 }
 

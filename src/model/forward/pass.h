@@ -29,6 +29,10 @@ struct TokenSpans {
   bool live(int64_t i) const { return limits[static_cast<size_t>(i)] > 0; }
 };
 
+// [N, width], N as many rows as linears run `tokens` as; those from `tokens` on
+// are zero.
+Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype);
+
 struct Pass {
   // `frequencies`: of the rotation, see RotaryTable; empty: none.
   Pass(const ModelConfig& config, std::span<const float> frequencies,
@@ -43,7 +47,7 @@ struct Pass {
   Tensor normed;     // [N, hidden_size], what a block reads
   Tensor heads;      // [N, q | k | v], turned
   Tensor q, k, v;    // views of heads, [B, heads, T, head_dim]
-  Tensor attended;   // [N, query_size], used if there are rows too many
+  Tensor attended;   // [N, query_size], if there are rows too many, or gates
   Tensor activated;  // [N, intermediate_size]
 };
 

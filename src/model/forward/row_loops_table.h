@@ -38,11 +38,13 @@ struct RowLoops {
   // residual += delta (unless nullptr), then out = norm(residual).
   void (*add_norm)(T* out, float* residual, const T* delta,
                    const NormParameters& norm, int64_t width);
+  // residual += delta.
+  void (*add)(float* residual, const T* delta, int64_t width);
   // out = heads of `width` values each, normed (unless nullptr), then turned.
   // `out` and `in` do not overlap.
   void (*turn_heads)(T* out, const T* in, int64_t heads, int64_t width,
                      const NormParameters* norm, const Turn& turn);
-  Activate silu, gelu, gelu_tanh;
+  Activate silu, gelu, gelu_tanh, sigmoid;
   void (*to_float)(float* out, const T* x, int64_t width);
   // out[m * out_stride + n] = x[m] . weight[n] + bias[n] for n of [first,
   // last); `bias` may be nullptr. The product of CPUs without packed weights.

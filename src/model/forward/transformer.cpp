@@ -17,13 +17,17 @@
 namespace kvcache::model {
 namespace {
 
-std::vector<int64_t> sliding_windows(const ModelConfig& config) {
-  std::vector<int64_t> sliding;
-  for (const LayerType type : config.layer_types) {
-    sliding.push_back(
-        type == LayerType::kSliding ? config.sliding_window.value_or(0) : 0);
+LayerSpec layer_spec(const ModelConfig& config, LayerType type) {
+  if (type != LayerType::kLinear) {
+    return AttentionLayer{
+        config.kv_heads, config.head_dim,
+        type == LayerType::kSliding ? config.sliding_window.value_or(0) : 0};
   }
-  return sliding;
+  const LinearAttentionConfig& linear = *config.linear_attention;
+  return RecurrentLayer{
+      linear.conv_channels(),
+      linear.conv_kernel - 1,
+      {linear.value_heads, linear.key_head_dim, linear.value_head_dim}};
 }
 
 // The forward that `options` ask for; the automatic one is the device's.
@@ -91,7 +95,6 @@ struct Transformer::Impl {
   at::ScalarType dtype;
   at::Device device;
   ForwardKind kind;
-  std::vector<int64_t> sliding;  // [layers]
   std::unique_ptr<Decoder> decoder;
 };
 
@@ -110,10 +113,9 @@ Transformer::Impl::Impl(ModelConfig of,
                     "[Transformer] dtype must be float32 or bfloat16 but got ",
                     dtype, "; choose one of them.");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !config.output_gate, "[Transformer] ", config.source,
-      " asks for gated attention outputs, which this forward has not; use a "
-      "model without them.");
-  sliding = sliding_windows(config);
+      !config.output_gate || !config.fused_qkv, "[Transformer] ", config.source,
+      " must have the matrices of q, k and v apart but has one of them and "
+      "gates; use a model without gates.");
   const c10::InferenceMode inference;
   const DecoderParts parts{config, source, dtype, device, options};
   decoder = kind == ForwardKind::kOps ? make_ops_decoder(parts)
@@ -178,9 +180,8 @@ CacheSpec Transformer::cache_spec(int64_t rows,
   spec.capacity = capacity;
   spec.dtype = impl_->dtype;
   spec.device = impl_->device;
-  for (const int64_t sliding : impl_->sliding) {
-    spec.layers.emplace_back(AttentionLayer{impl_->config.kv_heads,
-                                            impl_->config.head_dim, sliding});
+  for (const LayerType type : impl_->config.layer_types) {
+    spec.layers.push_back(layer_spec(impl_->config, type));
   }
   return spec;
 }
@@ -216,7 +217,7 @@ Tensor Transformer::forward(const Tensor& ids,
                  at::TensorOptions(at::kLong).device(impl_->device))
           .expand({ids.size(0), ids.size(1)});
   const Tensor limits = positions.add(1);
-  NoMemory memory(limits, impl_->sliding);
+  NoMemory memory(limits, cache_spec(ids.size(0), {}));
   return impl_->run({ids, positions, limits}, memory, options);
 }
 

@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
     Families, RowExactTest,
     ::testing::Combine(::testing::Values("gpt2", "llama", "llama_rope3",
                                          "llama_bias", "mistral", "qwen2",
-                                         "qwen3"),
+                                         "qwen3", "qwen3_5", "qwen3_5_three"),
                        ::testing::Values(at::kFloat, at::kBFloat16)),
     [](const auto& info) {
       return std::get<0>(info.param) + "_" +
