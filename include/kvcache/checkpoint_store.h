@@ -38,7 +38,7 @@ struct PointExtras {
 // What make() of a put returns, and what a hit gives back.
 struct StoredText {
   // Of equal length, K and V in blocks (see Cache::checkpoint with
-  // BlockOptions). Part 0 does not depend on the route.
+  // BlockOptions). Of several, the first does not depend on the route.
   std::vector<Checkpoint> parts = {};
   std::vector<PointExtras> extras = {};  // ascending positions
   // Half-open ranges of positions whose memory decode wrote, ascending.

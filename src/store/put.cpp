@@ -18,8 +18,8 @@ using store::Variant;
 
 namespace {
 
-// Longer texts with the same blocks and points lend theirs, of part 0 whatever
-// their route.
+// Longer texts with the same blocks and points lend theirs; of the first of
+// several parts whatever their route.
 void share_what_is_there(StoredText& text, const Match& match, const Key& key,
                          const Variant& variant) {
   bool first = false;
@@ -32,11 +32,15 @@ void share_what_is_there(StoredText& text, const Match& match, const Key& key,
         continue;
       }
       const StoredText& with = (*texts.begin())->text();
-      if (!first) store::share(text, with, same, true);
-      first = true;
-      if (others || passing.route != variant.route) continue;
-      store::share(text, with, same, false);
-      others = true;
+      const bool same_route = passing.route == variant.route;
+      if (!first && (same_route || text.parts.size() > 1)) {
+        store::share(text, with, same, true);
+        first = true;
+      }
+      if (!others && same_route) {
+        store::share(text, with, same, false);
+        others = true;
+      }
     }
   }
 }
