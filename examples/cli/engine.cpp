@@ -20,10 +20,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Weights alone still run on token ids.
+// Weights alone still run on token ids; llama.cpp's word for that is "none".
 bool has_tokenizer(const std::string& path) {
   if (!fs::is_directory(path)) {
-    return model::GgufFile(path).has("tokenizer.ggml.model");
+    const model::GgufFile file(path);
+    return file.find_string("tokenizer.ggml.model").value_or("none") != "none";
   }
   return fs::exists(fs::path(path) / "tokenizer.json") ||
          fs::exists(fs::path(path) / "tokenizer.model");

@@ -220,6 +220,17 @@ class FailureTest(ProgramTest):
 
 
 class GenerateTest(ProgramTest):
+    def test_a_hybrid_with_every_cache(self):
+        """transformers' greedy text; the GGUF says that it has no tokenizer."""
+        prompt = json.loads((HYBRID / "expected.json").read_text())["prompts"][3]
+        wanted = prompt["greedy"]["tokens"]
+        ask = ("--tokens", ",".join(map(str, prompt["tokens"])), "--ignore-eos")
+        ask += ("--max-new-tokens", len(wanted))
+        runs = [(HYBRID, cache) for cache in CACHES]
+        for model, cache in [*runs, (HYBRID / "model.gguf", "preallocated")]:
+            found = run_json(*tiny("generate", model, *ask, "--cache", cache))
+            self.assertEqual(found["tokens"], wanted, (model, cache))
+
     def test_json_keys(self):
         result = run_json(*tiny("generate", LLAMA, "--tokens", "45,3", "--max-new-tokens", "5"))
         self.assertEqual(list(result), GENERATE_KEYS)
