@@ -214,4 +214,44 @@ inline std::string wrong_in(const Hit& hit, const Ids& tokens,
   return hit.text == nullptr && hit.position > 0 ? "no text" : "";
 }
 
+inline constexpr size_t kPlenty = size_t{1} << 24U;
+
+inline StoreOptions plenty(int64_t min_prefix = 1) {
+  return {.max_bytes = kPlenty, .min_prefix = min_prefix};
+}
+
+inline Hit look(CheckpointStore& store, const Ids& tokens,
+                const Namespace& space = {},
+                std::optional<std::string> route = {}, bool deferred = false) {
+  LookupRequest request;
+  request.tokens = tokens;
+  request.space = space;
+  request.route = std::move(route);
+  request.deferred = deferred;
+  return store.lookup(request);
+}
+
+// One checkpoint and nothing else: 16 bytes.
+inline const Make kPoint = {.attention = false, .state_size = 4};
+inline constexpr size_t kPointBytes = 16;
+inline const Make kAttentionOnly = {.states = false};
+
+inline StoreOptions of_points(size_t points) {
+  return {.max_bytes = points * kPointBytes, .min_prefix = 1};
+}
+
+// Without a trace in the order or the statistics.
+inline int64_t position_of(CheckpointStore& store, const Ids& tokens,
+                           const Namespace& space = {}) {
+  return look(store, tokens + ids(1, 99), space, {}, true).position;
+}
+
+inline std::vector<int64_t> seeds_in(CheckpointStore& store, int64_t seeds) {
+  std::vector<int64_t> there;
+  for (int64_t seed = 0; seed < seeds; ++seed) {
+    if (position_of(store, ids(4, seed)) > 0) there.push_back(seed);
+  }
+  return there;
+}
+
 }  // namespace kvcache::fake

@@ -16,18 +16,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr size_t kPlenty = size_t{1} << 24U;
-
-Hit look(CheckpointStore& store, const Ids& tokens, const Namespace& space = {},
-         std::optional<std::string> route = {}, bool deferred = false) {
-  LookupRequest request;
-  request.tokens = tokens;
-  request.space = space;
-  request.route = std::move(route);
-  request.deferred = deferred;
-  return store.lookup(request);
-}
-
 // --- statistics
 
 // Behaviour D1 and D15: hits, partial, cold; tokens reused and computed.

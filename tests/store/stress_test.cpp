@@ -1,4 +1,4 @@
-// store_stress_test.cpp - threads that share one store. Built again under
+// checkpoint_store.h: threads that share one store. Built again under
 // ThreadSanitizer as store_tsan_test.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
