@@ -5,15 +5,31 @@
 // B rows, T tokens of a step, V vocabulary.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "kvcache/cache.h"
 
 namespace kvcache::model {
 
+// Behind `all_logits` is what Transformer does; another model may refuse it.
 struct ForwardOptions {
   Role role = Role::kPrefill;
   bool all_logits = false;  // else of each row's last live token only
+  // [B, n] int64, n >= 1: outputs of these tokens of the step instead, counted
+  // from its first, dead ones included; -1: 0 in that place.
+  Tensor logit_positions = {};
+  // Runs layers [first_layer, last_layer) alone, empty: to the last; the step
+  // may be of a cache that has no others.
+  int64_t first_layer = 0;
+  std::optional<int64_t> last_layer = {};
+  // [B, T, hidden_size] float32, what enters the first of these layers, in
+  // place of embeddings; of `ids` only the shape counts then.
+  Tensor hidden = {};
+  // Gives what leaves the last of these layers, float32 [B, T, hidden_size],
+  // or [B, n, hidden_size] with logit_positions, instead of logits. So it is in
+  // any case where layers follow.
+  bool return_hidden = false;
 };
 
 // Immutable: safe to share between threads, each with a cache of its own.

@@ -69,11 +69,19 @@ class Transformer final : public LanguageModel {
   }
   CacheSpec cache_spec(int64_t rows,
                        std::optional<int64_t> capacity) const override;
+  // Of layers [first, last) alone: the memory of a part of the model.
+  CacheSpec cache_spec(int64_t rows, std::optional<int64_t> capacity,
+                       int64_t first, int64_t last) const;
   void check_cache(const CacheSpec& spec) const override;
+  // Two parts, one after the other, give the bits of the whole where the
+  // forward is row-exact, as do logits of chosen tokens; layers [L, L) of a
+  // model of L layers are its head alone.
+  //
   // `ids` on the CPU are checked, and copied to the model's device. On another
   // device nothing is read back, so that a step may be recorded in a CUDA
   // graph: ids there are not checked but clamped to the vocabulary, and
-  // positions there to the context. Logits are on the model's device.
+  // positions there to the context, likewise logit_positions to the step.
+  // Logits are on the model's device.
   Tensor forward(const Tensor& ids, Step& step,
                  const ForwardOptions& options = {}) const override;
   Tensor forward(const Tensor& ids,

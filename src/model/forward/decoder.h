@@ -25,6 +25,12 @@ struct Tokens {
   Tensor limits;     // keys seen
 };
 
+// Tokens of each row that a forward of T tokens gives an output for.
+inline int64_t outputs_per_row(const ForwardOptions& options, int64_t T) {
+  if (options.logit_positions.defined()) return options.logit_positions.size(1);
+  return options.all_logits || options.return_hidden ? T : 1;
+}
+
 class Decoder {
  public:
   Decoder() = default;
@@ -32,8 +38,9 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
   virtual ~Decoder() = default;
 
-  // Float32 logits, see LanguageModel::forward(). Shapes are checked, and so
-  // are ids and positions that lie on the CPU.
+  // Float32 logits or hidden states, see LanguageModel::forward(). Shapes are
+  // checked, and so are ids and positions that lie on the CPU; `options` are
+  // those of checked_options().
   virtual Tensor run(const Tokens& tokens, LayerMemory& memory,
                      const ForwardOptions& options) const = 0;
   // See Transformer.

@@ -25,14 +25,6 @@ std::optional<Tensor> placed_if_defined(const Tensor& from, at::Device device) {
   return placed(from, device);
 }
 
-// The linear of `weights`, whose pages of the file are given back after it.
-OpsLinear place(const LinearWeights& weights, Loader& loader,
-                const OpsPlace& place) {
-  OpsLinear made(weights, place);
-  loader.finished();
-  return made;
-}
-
 Tensor per_head(const ModelConfig& config, const Tensor& q, const Tensor& k) {
   return at::cat({q.expand({config.heads, config.head_dim}),
                   k.expand({config.kv_heads, config.head_dim})});
@@ -55,6 +47,13 @@ Tensor activated(const Tensor& x, Activation activation) {
 OpsLinear::OpsLinear(const LinearWeights& weights, const OpsPlace& place)
     : weight_(placed(weights.weight, place.device)),
       bias_(placed_if_defined(weights.bias, place.device)) {}
+
+OpsLinear OpsLinear::load(const LinearWeights& weights, Loader& loader,
+                          const OpsPlace& place) {
+  OpsLinear made(weights, place);
+  loader.finished();
+  return made;
+}
 
 Tensor OpsLinear::operator()(const Tensor& x) const {
   return at::linear(x, weight_, bias_);
@@ -114,11 +113,12 @@ OpsRotary::Turn OpsRotary::turn(const Tensor& positions) const {
 
 OpsAttention::OpsAttention(const ModelConfig& config, Loader& loader,
                            int64_t layer, const OpsPlace& where)
-    : qkv_(place(loader.qkv(layer), loader, where)),
-      output_(place(loader.attention_output(layer), loader, where)),
+    : qkv_(OpsLinear::load(loader.qkv(layer), loader, where)),
+      output_(OpsLinear::load(loader.attention_output(layer), loader, where)),
       heads_(config.heads),
       kv_heads_(config.kv_heads),
-      head_dim_(config.head_dim) {
+      head_dim_(config.head_dim),
+      gated_(config.output_gate) {
   if (config.qk_norm) {
     const NormWeights q = loader.q_norm(layer);
     head_norm_.emplace(config, q, loader.k_norm(layer), where.device);
@@ -144,7 +144,8 @@ Tensor OpsAttention::run(const Tensor& normed, OpsPass& pass,
                          int64_t layer) const {
   const int64_t B = normed.size(0), T = normed.size(1);
   const int64_t all = heads_ + kv_heads_;
-  const Tensor qkv = qkv_(normed).view({B, T, all + kv_heads_, head_dim_});
+  // Gates, if any, are behind v.
+  const Tensor qkv = qkv_(normed).view({B, T, -1, head_dim_});
   const Tensor qk = turned(qkv.narrow(2, 0, all), pass);
   const Tensor q = qk.narrow(2, 0, heads_).transpose(1, 2);
   const Tensor k = qk.narrow(2, heads_, kv_heads_).transpose(1, 2);
@@ -152,14 +153,17 @@ Tensor OpsAttention::run(const Tensor& normed, OpsPass& pass,
   const KvView& view = pass.memory.update(layer, k, v);
   AttendOptions options = options_;
   options.role = pass.role;
-  const Tensor attended = attend(q, view, options);
-  return output_(attended.transpose(1, 2).reshape({B, T, heads_ * head_dim_}));
+  Tensor attended = attend(q, view, options).transpose(1, 2);
+  if (gated_) {
+    attended = attended.mul(qkv.narrow(2, all + kv_heads_, heads_).sigmoid());
+  }
+  return output_(attended.reshape({B, T, heads_ * head_dim_}));
 }
 
 OpsFeedForward::OpsFeedForward(const ModelConfig& config, Loader& loader,
                                int64_t layer, const OpsPlace& where)
-    : up_(place(loader.up(layer), loader, where)),
-      down_(place(loader.down(layer), loader, where)),
+    : up_(OpsLinear::load(loader.up(layer), loader, where)),
+      down_(OpsLinear::load(loader.down(layer), loader, where)),
       activation_(config.activation),
       gated_(config.gated_mlp) {}
 

@@ -26,6 +26,9 @@ struct OpsPlace {
 class OpsLinear {
  public:
   OpsLinear(const LinearWeights& weights, const OpsPlace& place);
+  // The same; pages of the file are given back behind it.
+  static OpsLinear load(const LinearWeights& weights, Loader& loader,
+                        const OpsPlace& place);
   Tensor operator()(const Tensor& x) const;
   const Tensor& weight() const { return weight_; }
 
@@ -75,14 +78,26 @@ class OpsRotary {
 struct OpsPass {
   LayerMemory& memory;
   Role role;
+  Tensor dead;                          // [B, T] bool
   std::optional<OpsRotary::Turn> turn;  // empty: learned positions
 };
 
-class OpsAttention {
+// What lets a token see earlier ones.
+class OpsMixer {
+ public:
+  OpsMixer() = default;
+  OpsMixer(const OpsMixer&) = delete;
+  OpsMixer& operator=(const OpsMixer&) = delete;
+  virtual ~OpsMixer() = default;
+  virtual Tensor run(const Tensor& normed, OpsPass& pass,
+                     int64_t layer) const = 0;
+};
+
+class OpsAttention final : public OpsMixer {
  public:
   OpsAttention(const ModelConfig& config, Loader& loader, int64_t layer,
                const OpsPlace& place);
-  Tensor run(const Tensor& normed, OpsPass& pass, int64_t layer) const;
+  Tensor run(const Tensor& normed, OpsPass& pass, int64_t layer) const override;
 
  private:
   Tensor turned(const Tensor& heads, const OpsPass& pass) const;
@@ -90,6 +105,7 @@ class OpsAttention {
   OpsLinear qkv_, output_;
   std::optional<OpsNorm> head_norm_;
   int64_t heads_, kv_heads_, head_dim_;
+  bool gated_;  // each attended value times the sigmoid of one of its own
   AttendOptions options_;
 };
 

@@ -14,13 +14,14 @@
 
 #include "src/model/forward/decoder.h"
 #include "src/model/forward/ops_blocks.h"
+#include "src/model/forward/ops_gated_delta.h"
 
 namespace kvcache::model {
 namespace {
 
 struct OpsLayer {
-  OpsNorm attention_norm;
-  OpsAttention attention;
+  OpsNorm mixer_norm;
+  std::unique_ptr<OpsMixer> mixer;
   OpsNorm feed_forward_norm;
   OpsFeedForward feed_forward;
 };
@@ -44,6 +45,9 @@ class OpsDecoder final : public Decoder {
  private:
   Tensor embed(const Tokens& tokens, const Tensor& dead,
                const Tensor& positions) const;
+  void run_layers(const Tensor& hidden, OpsPass& pass, int64_t first,
+                  int64_t last) const;
+  Tensor chosen(const Tokens& tokens, const ForwardOptions& options) const;
   void write_logits(const Tensor& hidden, const Tensor& logits) const;
 
   const ModelConfig& config_;
@@ -70,6 +74,14 @@ Tensor exact_table(const WeightSource& source, const char* name,
                   /*copy=*/true);
 }
 
+std::unique_ptr<OpsMixer> make_mixer(const ModelConfig& config, Loader& loader,
+                                     int64_t layer, const OpsPlace& place) {
+  if (config.layer_types[static_cast<size_t>(layer)] == LayerType::kLinear) {
+    return std::make_unique<OpsGatedDelta>(config, loader, layer, place);
+  }
+  return std::make_unique<OpsAttention>(config, loader, layer, place);
+}
+
 OpsDecoder::OpsDecoder(const DecoderParts& parts)
     : config_(parts.config), device_(parts.device), dtype_(parts.dtype) {
   const OpsPlace place{dtype_, device_};
@@ -81,7 +93,7 @@ OpsDecoder::OpsDecoder(const DecoderParts& parts)
     // In the order of use, and in braces: evaluated from left to right.
     layers_.push_back(
         OpsLayer{OpsNorm(config_, loader.attention_norm(i), device_),
-                 OpsAttention(config_, loader, i, place),
+                 make_mixer(config_, loader, i, place),
                  OpsNorm(config_, loader.feed_forward_norm(i), device_),
                  OpsFeedForward(config_, loader, i, place)});
   }
@@ -124,37 +136,58 @@ void OpsDecoder::write_logits(const Tensor& hidden,
   }
 }
 
+// The tokens that outputs are wanted of, [B, n]; undefined: each one. No number
+// (-1) gives 0, as a dead token does.
+Tensor OpsDecoder::chosen(const Tokens& tokens,
+                          const ForwardOptions& options) const {
+  const int64_t T = tokens.ids.size(1);
+  if (options.logit_positions.defined()) return options.logit_positions;
+  if (outputs_per_row(options, T) == T) return {};
+  // The last live token has the largest limit of its row.
+  return tokens.limits.argmax(1, /*keepdim=*/true);
+}
+
+void OpsDecoder::run_layers(const Tensor& hidden, OpsPass& pass, int64_t first,
+                            int64_t last) const {
+  for (int64_t i = first; i < last; ++i) {
+    const OpsLayer& layer = layers_[static_cast<size_t>(i)];
+    hidden.add_(layer.mixer->run(layer.mixer_norm(hidden).to(dtype_), pass, i));
+    hidden.add_(
+        layer.feed_forward.run(layer.feed_forward_norm(hidden).to(dtype_)));
+  }
+}
+
 Tensor OpsDecoder::run(const Tokens& tokens, LayerMemory& memory,
                        const ForwardOptions& options) const {
   const int64_t B = tokens.ids.size(0), T = tokens.ids.size(1);
-  const int64_t outputs = options.all_logits ? T : 1;
+  const int64_t width =
+      options.return_hidden ? config_.hidden_size : config_.vocab_size;
   // Made outside of inference mode, so that a caller may change it in place.
-  Tensor logits = at::empty({B, outputs, config_.vocab_size},
-                            at::TensorOptions(at::kFloat).device(device_));
+  Tensor out = at::empty({B, outputs_per_row(options, T), width},
+                         at::TensorOptions(at::kFloat).device(device_));
   const c10::InferenceMode inference;
   Tensor dead = tokens.limits.le(0);
   const Tensor positions =
       tokens.positions.clamp(0, config_.context_length - 1);
-  OpsPass pass{memory, options.role, {}};
+  OpsPass pass{memory, options.role, dead, {}};
   if (rotary_) pass.turn = rotary_->turn(positions);
 
-  Tensor hidden = embed(tokens, dead, positions);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const OpsLayer& layer = layers_[i];
-    const auto index = static_cast<int64_t>(i);
-    hidden.add_(layer.attention.run(layer.attention_norm(hidden).to(dtype_),
-                                    pass, index));
-    hidden.add_(
-        layer.feed_forward.run(layer.feed_forward_norm(hidden).to(dtype_)));
-  }
-  if (outputs < T) {  // the last live token has the largest limit of its row
-    const Tensor last = tokens.limits.argmax(1, /*keepdim=*/true);
-    dead = dead.gather(1, last);
+  Tensor hidden = options.hidden.defined()
+                      ? options.hidden.masked_fill(dead.unsqueeze(-1), 0)
+                      : embed(tokens, dead, positions);
+  run_layers(hidden, pass, options.first_layer, *options.last_layer);
+  if (const Tensor which = chosen(tokens, options); which.defined()) {
+    const Tensor index = which.clamp(0, T - 1);
+    dead = dead.gather(1, index).logical_or(which.lt(0));
     hidden = hidden.gather(
-        1, last.unsqueeze(-1).expand({B, 1, config_.hidden_size}));
+        1, index.unsqueeze(-1).expand({B, -1, config_.hidden_size}));
   }
-  write_logits(hidden, logits);
-  return logits.masked_fill_(dead.unsqueeze(-1), 0);
+  if (options.return_hidden) {
+    out.copy_(hidden);
+  } else {
+    write_logits(hidden, out);
+  }
+  return out.masked_fill_(dead.unsqueeze(-1), 0);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <utility>
 #include <vector>
@@ -25,18 +26,25 @@ std::span<const int64_t> values_of(const Tensor& numbers) {
           static_cast<size_t>(numbers.numel())};
 }
 
-// Of the tokens of each row that the caller wants logits of: their indices, -1
-// where there is none.
-std::vector<int64_t> wanted_tokens(const TokenSpans& tokens, bool all) {
+// The tokens that the caller wants an output of, row by row; -1 where one is
+// dead or named by no number.
+std::vector<int64_t> wanted_tokens(const TokenSpans& tokens,
+                                   const ForwardOptions& options) {
+  const int64_t T = tokens.per_row, outputs = outputs_per_row(options, T);
+  const Tensor chosen = options.logit_positions.defined()
+                            ? options.logit_positions.contiguous()
+                            : Tensor();
   std::vector<int64_t> wanted;
   for (int64_t row = 0; row < tokens.rows; ++row) {
-    int64_t last = -1;
-    for (int64_t t = 0; t < tokens.per_row; ++t) {
-      const int64_t i = row * tokens.per_row + t;
-      if (tokens.live(i)) last = i;
-      if (all) wanted.push_back(tokens.live(i) ? i : -1);
+    int64_t last = T - 1;
+    while (last > 0 && !tokens.live(row * T + last)) --last;
+    for (int64_t i = 0; i < outputs; ++i) {
+      int64_t t = outputs == T ? i : last;
+      if (chosen.defined()) {
+        t = chosen.const_data_ptr<int64_t>()[row * outputs + i];
+      }
+      wanted.push_back(t >= 0 && tokens.live(row * T + t) ? row * T + t : -1);
     }
-    if (!all) wanted.push_back(last);
   }
   return wanted;
 }
@@ -127,10 +135,13 @@ class PackedDecoder final : public Decoder {
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
 
  private:
-  void run_layers(Pass& pass, const std::vector<int64_t>& wanted,
-                  const Tensor& logits) const;
+  // Returns what the last block adds to pass.hidden; undefined: no layers.
+  Tensor run_layers(Pass& pass, int64_t first, int64_t last) const;
   void embed(const Pass& pass) const;
-  void write_logits(Pass& pass, const Tensor& delta,
+  void enter(const Pass& pass, const Tensor& given) const;
+  void write_hidden(const Pass& pass, const Tensor& delta,
+                    const std::vector<int64_t>& wanted, const Tensor& to) const;
+  void write_logits(const Pass& pass, const Tensor& delta,
                     const std::vector<int64_t>& wanted,
                     const Tensor& logits) const;
 
@@ -192,18 +203,57 @@ void PackedDecoder::embed(const Pass& pass) const {
   });
 }
 
-void PackedDecoder::write_logits(Pass& pass, const Tensor& delta,
+// The same with rows of `given` [B, T, hidden_size] in place of embeddings.
+void PackedDecoder::enter(const Pass& pass, const Tensor& given) const {
+  const Tensor from = given.contiguous();
+  const auto row_bytes =
+      static_cast<size_t>(config_.hidden_size) * sizeof(float);
+  auto* to = static_cast<char*>(pass.hidden.data_ptr());
+  const auto* rows = static_cast<const char*>(from.const_data_ptr());
+  for (size_t i = 0; i < static_cast<size_t>(pass.tokens.count()); ++i) {
+    char* row = to + i * row_bytes;
+    if (pass.tokens.live(static_cast<int64_t>(i))) {
+      std::memcpy(row, rows + i * row_bytes, row_bytes);
+    } else {
+      std::memset(row, 0, row_bytes);
+    }
+  }
+}
+
+void PackedDecoder::write_hidden(const Pass& pass, const Tensor& delta,
+                                 const std::vector<int64_t>& wanted,
+                                 const Tensor& to) const {
+  const int64_t width = config_.hidden_size;
+  const auto* hidden = pass.hidden.const_data_ptr<float>();
+  auto* out = to.data_ptr<float>();
+  with_row_type(dtype_, [&](auto type) {
+    using T = decltype(type);
+    const auto add = row_loops<T>().add;
+    for_each_row(static_cast<int64_t>(wanted.size()), width, [&](int64_t i) {
+      const int64_t token = wanted[static_cast<size_t>(i)];
+      if (token < 0) return;
+      float* row = out + i * width;
+      std::copy_n(hidden + token * width, width, row);
+      if (delta.defined()) add(row, data_of<T>(delta) + token * width, width);
+    });
+  });
+}
+
+void PackedDecoder::write_logits(const Pass& pass, const Tensor& delta,
                                  const std::vector<int64_t>& wanted,
                                  const Tensor& logits) const {
   const int64_t width = config_.hidden_size, vocabulary = config_.vocab_size;
   const NormParameters norm = final_norm_->parameters();
+  const auto* hidden = pass.hidden.const_data_ptr<float>();
   std::vector<int64_t> outputs;  // of a token that lives
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (wanted[i] >= 0) outputs.push_back(static_cast<int64_t>(i));
   }
+  std::vector<float> residual(static_cast<size_t>(width));
   with_row_type(dtype_, [&](auto type) {
     using T = decltype(type);
     const RowLoops<T>& loops = row_loops<T>();
+    const T* added = delta.defined() ? data_of<T>(delta) : nullptr;
     for (size_t first = 0; first < outputs.size(); first += kHeadRows) {
       const std::span<const int64_t> chunk = std::span(outputs).subspan(
           first, std::min<size_t>(kHeadRows, outputs.size() - first));
@@ -213,9 +263,11 @@ void PackedDecoder::write_logits(Pass& pass, const Tensor& delta,
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t token =
             wanted[static_cast<size_t>(chunk[static_cast<size_t>(i)])];
-        loops.add_norm(data_of<T>(normed) + i * width,
-                       data_of<float>(pass.hidden) + token * width,
-                       data_of<T>(delta) + token * width, norm, width);
+        // A copy: a token may be wanted twice.
+        std::copy_n(hidden + token * width, width, residual.data());
+        loops.add_norm(data_of<T>(normed) + i * width, residual.data(),
+                       added == nullptr ? nullptr : added + token * width, norm,
+                       width);
       }
       const Tensor scores = head_(normed);
       for_each_row(rows, vocabulary, [&](int64_t i) {
@@ -234,34 +286,45 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
   const Tensor limits = tokens.limits.contiguous();
   const TokenSpans spans{ids.size(0), ids.size(1), values_of(ids),
                          values_of(positions), values_of(limits)};
-  const std::vector<int64_t> wanted = wanted_tokens(spans, options.all_logits);
+  const std::vector<int64_t> wanted = wanted_tokens(spans, options);
   // Made outside of inference mode, so that a caller may change it in place.
-  const Tensor logits = at::zeros(
-      {spans.rows, options.all_logits ? spans.per_row : 1, config_.vocab_size},
+  const Tensor out = at::zeros(
+      {spans.rows, outputs_per_row(options, spans.per_row),
+       options.return_hidden ? config_.hidden_size : config_.vocab_size},
       at::TensorOptions(at::kFloat));
   {
     const c10::InferenceMode inference;
     Pass pass(config_, frequencies_, spans, memory, options.role, dtype_);
-    run_layers(pass, wanted, logits);
+    if (options.hidden.defined()) {
+      enter(pass, options.hidden);
+    } else {
+      embed(pass);
+    }
+    const Tensor delta =
+        run_layers(pass, options.first_layer, *options.last_layer);
+    if (options.return_hidden) {
+      write_hidden(pass, delta, wanted, out);
+    } else {
+      write_logits(pass, delta, wanted, out);
+    }
   }
   if (spans.count() >= kTrimmedTokens) trim_heap();
-  return logits;
+  return out;
 }
 
-void PackedDecoder::run_layers(Pass& pass, const std::vector<int64_t>& wanted,
-                               const Tensor& logits) const {
-  embed(pass);
+Tensor PackedDecoder::run_layers(Pass& pass, int64_t first,
+                                 int64_t last) const {
   const int64_t tokens = pass.tokens.count();
-  Tensor delta;  // what the block before adds to the residual stream
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& layer = layers_[i];
+  Tensor delta;
+  for (int64_t i = first; i < last; ++i) {
+    const Layer& layer = layers_[static_cast<size_t>(i)];
     layer.mixer_norm.add_and_apply(pass.normed, pass.hidden, delta, tokens);
-    delta = layer.mixer->run(pass, static_cast<int64_t>(i));
+    delta = layer.mixer->run(pass, i);
     layer.feed_forward_norm.add_and_apply(pass.normed, pass.hidden, delta,
                                           tokens);
     delta = layer.feed_forward.run(pass);
   }
-  write_logits(pass, delta, wanted, logits);
+  return delta;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "src/model/forward/decoder.h"
 #include "src/model/forward/devices.h"
+#include "src/model/forward/forward_options.h"
 
 namespace kvcache::model {
 namespace {
@@ -140,13 +141,17 @@ void Transformer::Impl::check_ids_shape(const Tensor& ids) const {
 
 Tensor Transformer::Impl::run(const Tokens& tokens, LayerMemory& memory,
                               const ForwardOptions& options) const {
-  if (tokens.ids.is_cpu()) check_ids(tokens, config.vocab_size);
+  const ForwardOptions checked =
+      checked_options(options, tokens.ids, config, device);
+  if (tokens.ids.is_cpu() && !checked.hidden.defined()) {
+    check_ids(tokens, config.vocab_size);
+  }
   if (tokens.positions.is_cpu()) {
     check_positions(tokens.positions, config.context_length);
   }
   return decoder->run({tokens.ids.to(device), tokens.positions.to(device),
                        tokens.limits.to(device)},
-                      memory, options);
+                      memory, checked);
 }
 
 Transformer::Transformer(ModelConfig config,
@@ -175,13 +180,26 @@ size_t Transformer::weight_bytes() const noexcept {
 
 CacheSpec Transformer::cache_spec(int64_t rows,
                                   std::optional<int64_t> capacity) const {
+  return cache_spec(rows, capacity, 0, impl_->config.layers);
+}
+
+CacheSpec Transformer::cache_spec(int64_t rows, std::optional<int64_t> capacity,
+                                  int64_t first, int64_t last) const {
+  const int64_t layers = impl_->config.layers;
+  TORCH_CHECK_VALUE(
+      first >= 0 && first < last && last <= layers,
+      "[Transformer::cache_spec] layers must be a range within [0, ", layers,
+      ") that is not empty but got [", first, ", ", last,
+      "); count them from 0.");
   CacheSpec spec;
   spec.rows = rows;
   spec.capacity = capacity;
   spec.dtype = impl_->dtype;
   spec.device = impl_->device;
-  for (const LayerType type : impl_->config.layer_types) {
-    spec.layers.push_back(layer_spec(impl_->config, type));
+  spec.first_layer = first;
+  for (int64_t layer = first; layer < last; ++layer) {
+    spec.layers.push_back(layer_spec(
+        impl_->config, impl_->config.layer_types[static_cast<size_t>(layer)]));
   }
   return spec;
 }

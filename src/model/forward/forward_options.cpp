@@ -1,0 +1,83 @@
+// src/model/forward/forward_options.cpp - what a caller may ask of a forward.
+#include "src/model/forward/forward_options.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace kvcache::model {
+namespace {
+
+std::string tensor_text(const Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  return c10::str(tensor.sizes(), " of ", tensor.scalar_type(), " on ",
+                  tensor.device());
+}
+
+void check_layers(const ForwardOptions& options, int64_t layers) {
+  const int64_t first = options.first_layer, last = *options.last_layer;
+  TORCH_CHECK_VALUE(first >= 0 && first <= last && last <= layers,
+                    "[Transformer::forward] layers must be a range within [0, ",
+                    layers, ") but got [", first, ", ", last,
+                    "); count them from 0.");
+  TORCH_CHECK_VALUE(
+      first == 0 || options.hidden.defined(),
+      "[Transformer::forward] what enters layer ", first,
+      " must be given but `hidden` is undefined; pass what an earlier forward "
+      "returned from its last layer.");
+}
+
+void check_hidden(const Tensor& hidden, const Tensor& ids, int64_t width,
+                  at::Device device) {
+  const std::vector<int64_t> wanted = {ids.size(0), ids.size(1), width};
+  TORCH_CHECK_VALUE(
+      hidden.sizes() == at::IntArrayRef(wanted) &&
+          hidden.scalar_type() == at::kFloat && hidden.device() == device,
+      "[Transformer::forward] hidden must be ", at::IntArrayRef(wanted),
+      " of Float on ", device, " but got ", tensor_text(hidden),
+      "; pass what an earlier forward of the same tokens returned.");
+}
+
+void check_positions(const ForwardOptions& options, const Tensor& ids) {
+  const Tensor& chosen = options.logit_positions;
+  TORCH_CHECK_VALUE(
+      !options.all_logits,
+      "[Transformer::forward] either all logits or those of logit_positions "
+      "must be asked for but both are; leave one of them out.");
+  TORCH_CHECK_VALUE(chosen.dim() == 2 && chosen.size(0) == ids.size(0) &&
+                        chosen.size(1) > 0 && chosen.scalar_type() == at::kLong,
+                    "[Transformer::forward] logit_positions must be [",
+                    ids.size(0), ", n] of Long with n above 0 but got ",
+                    tensor_text(chosen),
+                    "; name as many tokens in each row, -1 for none.");
+  if (!chosen.is_cpu()) return;
+  const Tensor dense = chosen.contiguous();
+  const auto* values = dense.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < dense.numel(); ++i) {
+    TORCH_CHECK_INDEX(values[i] >= -1 && values[i] < ids.size(1),
+                      "[Transformer::forward] logit_positions must be in [-1, ",
+                      ids.size(1), ") but one of row ", i / dense.size(1),
+                      " is ", values[i], "; count the tokens of the step.");
+  }
+}
+
+}  // namespace
+
+ForwardOptions checked_options(const ForwardOptions& options, const Tensor& ids,
+                               const ModelConfig& config, at::Device device) {
+  ForwardOptions checked = options;
+  checked.last_layer = options.last_layer.value_or(config.layers);
+  check_layers(checked, config.layers);
+  if (*checked.last_layer < config.layers) checked.return_hidden = true;
+  if (options.hidden.defined()) {
+    check_hidden(options.hidden, ids, config.hidden_size, device);
+  }
+  if (options.logit_positions.defined()) {
+    check_positions(options, ids);
+    checked.logit_positions = options.logit_positions.to(device);
+  }
+  return checked;
+}
+
+}  // namespace kvcache::model
