@@ -46,9 +46,9 @@ GatedDeltaCore make_core() {
                                                   .key_head_dim = kDim,
                                                   .value_head_dim = kDim,
                                                   .conv_kernel = kTaps};
-  return {config, DeltaWeights{at::randn({kChannels, kTaps}),
-                               at::rand({kHeads}).neg(), at::randn({kHeads}),
-                               at::ones({kDim})}};
+  return {config,
+          DeltaWeights{at::randn({kChannels, kTaps}), at::rand({kHeads}).neg(),
+                       at::randn({kHeads}), at::ones({kDim})}};
 }
 
 // The tokens of one row behind the states of one layer.
@@ -65,12 +65,12 @@ class Run {
     std::iota(limits_.begin(), limits_.end(), 1);
   }
   void operator()(int64_t index) {
-    core_.run({1, static_cast<int64_t>(limits_.size()), numbers_, numbers_,
-               limits_},
-              in_,
-              {conv_[0], conv_[1], states_[0].narrow(0, index, 1),
-               states_[1].narrow(0, index, 1)},
-              out_);
+    core_.run(
+        {1, static_cast<int64_t>(limits_.size()), numbers_, numbers_, limits_},
+        in_,
+        {conv_[0], conv_[1], states_[0].narrow(0, index, 1),
+         states_[1].narrow(0, index, 1)},
+        out_);
   }
   const Tensor& states() const { return states_; }
 
@@ -138,7 +138,9 @@ Tensor chunked(const Tensor& q, const Tensor& k, const Tensor& v,
   const Tensor strictly_below = below.tril(-1);
   std::vector<Tensor> outputs;
   for (int64_t first = 0; first < q.size(1); first += chunk) {
-    const auto part = [&](const Tensor& x) { return x.narrow(1, first, chunk); };
+    const auto part = [&](const Tensor& x) {
+      return x.narrow(1, first, chunk);
+    };
     const Tensor total = part(g).cumsum(1);  // [H, C]
     const Tensor decay =
         (total.unsqueeze(2) - total.unsqueeze(1))
@@ -148,17 +150,17 @@ Tensor chunked(const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor rate = part(beta).unsqueeze(2);
     const Tensor kept = total.exp().unsqueeze(2);
     const Tensor scaled = part(k) * rate;
-    const Tensor mix = scaled.matmul(part(k).transpose(1, 2)) * decay *
-                       strictly_below;
+    const Tensor mix =
+        scaled.matmul(part(k).transpose(1, 2)) * decay * strictly_below;
     const auto solve = [&](const Tensor& right) {
       return at::linalg_solve_triangular(mix, right, /*upper=*/false,
                                          /*left=*/true, /*unitriangular=*/true);
     };
     const Tensor fresh =
         solve(part(v) * rate) - solve(scaled * kept).matmul(state);
-    outputs.push_back((part(q) * kept).matmul(state) +
-                      (part(q).matmul(part(k).transpose(1, 2)) * decay)
-                          .matmul(fresh));
+    outputs.push_back(
+        (part(q) * kept).matmul(state) +
+        (part(q).matmul(part(k).transpose(1, 2)) * decay).matmul(fresh));
     const Tensor last = total.narrow(1, chunk - 1, 1);
     state = state * last.exp().unsqueeze(2) +
             (part(k) * (last - total).exp().unsqueeze(2))
@@ -180,8 +182,7 @@ void chunked_by_operators(benchmark::State& state) {
   const Tensor beta = at::rand({kHeads, tokens});
   const Tensor zero = at::zeros({kHeads, kDim, kDim});
   for (auto each : state) {
-    benchmark::DoNotOptimize(
-        chunked(q, k, v, g, beta, zero, state.range(1)));
+    benchmark::DoNotOptimize(chunked(q, k, v, g, beta, zero, state.range(1)));
   }
   state.SetItemsProcessed(state.iterations() * tokens);
 }

@@ -274,6 +274,27 @@ TEST(ChoiceRunner, WrongGuessesStartFromTheTrueRoute) {
   EXPECT_LT(bench.store->stats().used_bytes, 2 * before.used_bytes * 3 / 2);
 }
 
+// D6: the wrong pass touches no entry: what it started from goes first.
+TEST(ChoiceRunner, WrongGuessesRefreshNothing) {
+  Bench bench;
+  const Tokens guessed = {1, 4, 2, 6, 0, 3, 7, 5, 2, 2, 1, 6, 3, 0};
+  const Tokens other = {5, 4, 2, 6, 0, 3, 7, 5, 2, 2, 1, 6, 3, 0};
+  bench.answer(bench.routed(guessed, 1));
+  bench.answer(bench.routed(other, 1));
+  bench.answer(bench.routed(guessed, 2));  // guesses route 1 from `guessed`
+  const auto deepest = [&](const Tokens& state) {
+    return bench.store
+        ->lookup({.tokens = state, .route = "1", .limit = 14, .deferred = true})
+        .position;
+  };
+  size_t bytes = bench.store->stats().used_bytes;
+  while (deepest(guessed) == 14 && deepest(other) == 14 && bytes > 100) {
+    bench.store->set_max_bytes(bytes -= 100);
+  }
+  EXPECT_LT(deepest(guessed), 14);
+  EXPECT_EQ(deepest(other), 14);
+}
+
 // D6: a route that is not loaded is a typed error, and nothing has changed.
 TEST(ChoiceRunner, RoutesThatAreNotLoaded) {
   Bench bench(small_choices(), {.routes = {1}});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <cmath>
 #include <memory>
@@ -68,6 +69,7 @@ class ToyRoutedModel final : public RoutedModel {
   Tensor lower(const Tensor& ids, Step& step,
                const Tensor& features) const override {
     ++lower_calls;
+    fail_if_planned();
     const auto* limits = step.limits().const_data_ptr<int64_t>();
     std::vector<int> live;
     for (int64_t t = 0; t < step.tokens(); ++t) {
@@ -86,6 +88,7 @@ class ToyRoutedModel final : public RoutedModel {
   Tensor upper(const Tensor& hidden, Step& step, const Tensor& slot,
                const Tensor& positions) const override {
     ++upper_calls;
+    fail_if_planned();
     const int64_t route =
         slot.defined() ? with_.routes[static_cast<size_t>(slot.item<int64_t>())]
                        : 0;
@@ -147,6 +150,7 @@ class ToyRoutedModel final : public RoutedModel {
   }
 
   mutable int lower_calls = 0, upper_calls = 0;
+  mutable int fail_after = -1;  // n: n more calls succeed, the next throws
 
  private:
   toy::Model slice(int64_t route, int64_t first, int64_t last) const {
@@ -155,6 +159,10 @@ class ToyRoutedModel final : public RoutedModel {
             .first_layer = first,
             .embedding = of.embedding,
             .weights = {of.weights.begin() + first, of.weights.begin() + last}};
+  }
+  void fail_if_planned() const {
+    TORCH_CHECK(fail_after < 0 || fail_after-- > 0,
+                "[ToyRoutedModel] failed, as planned.");
   }
   static Tensor tensor_of(const toy::Floats& hidden) {
     const auto tokens = static_cast<int64_t>(hidden.size()) / toy::kWidth;
