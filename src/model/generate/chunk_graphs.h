@@ -1,6 +1,7 @@
 // chunk_graphs.h - the chunks of a request as recorded steps.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
