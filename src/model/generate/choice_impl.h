@@ -5,9 +5,9 @@
 
 #include <vector>
 
-#include "kvcache/checkpoint_policy.h"
 #include "choice_memo.h"
 #include "chunk_graphs.h"
+#include "kvcache/checkpoint_policy.h"
 
 namespace kvcache::model {
 

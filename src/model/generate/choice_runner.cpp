@@ -10,9 +10,9 @@
 #include <cmath>
 #include <utility>
 
-#include "kvcache/concat_cache.h"
 #include "choice_checks.h"
 #include "choice_row.h"
+#include "kvcache/concat_cache.h"
 
 namespace kvcache::model {
 namespace {
