@@ -7,6 +7,7 @@
 
 #include <numeric>
 
+#include "kvcache/graph_decoder.h"
 #include "tests/model/forward/reference_data.h"
 #include "tests/support/random_model.h"
 #include "tests/support/toy_kinds.h"
@@ -164,6 +165,42 @@ TEST(Hybrid, K39PrefillAndAStepIsAFullPassAtEveryLength) {
     const Tensor last =
         step(*model, *cache, as_row(ids).narrow(1, tokens - 1, 1));
     EXPECT_TRUE(at::equal(last[0][0], all[tokens - 1])) << tokens;
+  }
+}
+
+// A recorded step of one token continues the states in place, in either
+// forward, across windows and for two texts.
+TEST(Hybrid, RecordedStepsGiveTheBitsOfPlainOnes) {
+  for (const auto kind :
+       {model::ForwardKind::kPackedCpu, model::ForwardKind::kOps}) {
+    const auto model = random_model(hybrid_config(), at::kFloat, kind);
+    const GraphModel graph{
+        .forward =
+            [&](const Tensor& ids, Step& step, const GraphModel::Call& call) {
+              return model->forward(
+                  ids, step,
+                  {.role = call.role, .all_logits = call.all_logits});
+            },
+        .context = model->context_length(),
+        .vocab_size = model->vocab_size()};
+    WindowCache recorded(model->cache_spec(2, 24), {.buckets = {4, 8, 24}});
+    WindowCache plain(model->cache_spec(2, 24), {.buckets = {4, 8, 24}});
+    GraphDecoder replays(graph, recorded);
+    for (const int64_t prompt : {3, 5}) {
+      const Tensor ids =
+          at::cat({as_row(some_ids(prompt)), as_row(some_ids(prompt))});
+      const Ids skip = {0, 2};
+      replays.prefill(ids, {.skip = skip});
+      plain.reset();
+      step(*model, plain, ids, true, skip);
+      for (int64_t i = 0; i < 10; ++i) {
+        const Tensor next = at::full({2, 1}, 7 + i, at::kLong);
+        const Tensor wanted = step(*model, plain, next);
+        EXPECT_TRUE(at::equal(replays.step(next), wanted)) << i;
+      }
+      expect_same_states(recorded, plain);
+    }
+    EXPECT_GT(replays.statistics().replays, 0);
   }
 }
 
