@@ -61,12 +61,6 @@ StorageUses storages_at(const StoredText& text, int64_t position) {
   return some.take();
 }
 
-StorageUses storages_of(const KvBlock& block) {
-  Collector all;
-  all.add(block);
-  return all.take();
-}
-
 size_t bytes_of(const StorageUses& uses) {
   size_t sum = 0;
   for (const StorageUse& use : uses) sum += use.bytes;
@@ -139,6 +133,22 @@ size_t ByteAccount::sole(const StorageUses& uses) const {
   for (const StorageUse& use : uses) {
     const auto at = held_.find(use.storage);
     if (at != held_.end() && at->second.holders == 1) sum += use.bytes;
+  }
+  return sum;
+}
+
+size_t ByteAccount::sole(const KvBlock& block) const {
+  const std::lock_guard lock(mutex_);
+  size_t sum = 0;
+  const void* previous = nullptr;  // mostly one storage for all
+  for (const KvTensors& pair : block.kv) {
+    for (const Tensor* tensor : {&pair.k, &pair.v}) {
+      if (!tensor->defined()) continue;
+      const void* storage = tensor->storage().unsafeGetStorageImpl();
+      if (std::exchange(previous, storage) == storage) continue;
+      const auto at = held_.find(storage);
+      if (at != held_.end() && at->second.holders == 1) sum += at->second.bytes;
+    }
   }
   return sum;
 }

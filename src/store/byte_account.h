@@ -43,6 +43,7 @@ class ByteAccount {
   size_t total(const Ledger& ledger) const;
   size_t missing(const StorageUses& uses) const;  // bytes not counted yet
   size_t sole(const StorageUses& uses) const;     // bytes that one text holds
+  size_t sole(const KvBlock& block) const;
 
  private:
   struct Held {
@@ -76,7 +77,6 @@ class HeldText {
 // Storages of a whole text, and of what one position alone needs of it.
 StorageUses storages_of(const StoredText& text);
 StorageUses storages_at(const StoredText& text, int64_t position);
-StorageUses storages_of(const KvBlock& block);
 size_t bytes_of(const StorageUses& uses);
 
 }  // namespace kvcache::store

@@ -8,6 +8,8 @@ namespace kvcache::store {
 namespace {
 
 constexpr size_t kMostRoots = 1024;  // empty ones go then, statistics included
+// Of removed checkpoints, 4 bytes each at most.
+constexpr int64_t kMostRememberedKeys = int64_t{1} << 22;
 
 Rank rank_of(const Unit& unit) {
   return {unit.text->priority, unit.score, unit.order};
@@ -98,9 +100,7 @@ Unit& TextIndex::slot_for(Text& text, int64_t depth) {
   Node* node = text.end;
   while (node->start() >= depth) node = node->parent;
   auto& slot = node->slots[{depth, text.variant}];
-  if (slot != nullptr) {  // was removed, is back
-    remembered_.erase(slot->remembered);
-  }
+  if (slot != nullptr) unlist(*slot);  // was removed, is back
   slot = std::make_unique<Unit>(Unit{.text = &text,
                                      .root = text.root,
                                      .node = node,
@@ -154,7 +154,7 @@ double TextIndex::cost_score(const Unit& unit) const {
   for (size_t part = 0; last && part < text.text().parts.size(); ++part) {
     for (const auto& block : text.text().parts[part].blocks) {
       if (block->first < before) continue;
-      const size_t sole = account_->sole(storages_of(*block));
+      const size_t sole = account_->sole(*block);
       bytes += sole;
       if (unit.variant.any && part == 0 && sole > 0) tokens += block->tokens;
     }
@@ -225,15 +225,22 @@ void TextIndex::detach(Text& text) {
 
 void TextIndex::remember(Unit& unit) {
   remembered_.push_back(&unit);
+  remembered_keys_ += unit.depth;
   unit.remembered = std::prev(remembered_.end());
-  while (static_cast<int64_t>(remembered_.size()) > most_remembered_) {
+  while (static_cast<int64_t>(remembered_.size()) > most_remembered_ ||
+         remembered_keys_ > kMostRememberedKeys) {
     forget(*remembered_.front());
   }
 }
 
+void TextIndex::unlist(const Unit& unit) {
+  remembered_keys_ -= unit.depth;
+  remembered_.erase(unit.remembered);
+}
+
 void TextIndex::forget(Unit& unit) {
   Node& node = *unit.node;
-  remembered_.erase(unit.remembered);
+  unlist(unit);
   node.slots.erase({unit.depth, unit.variant});
   prune(node);
 }
@@ -249,6 +256,7 @@ void TextIndex::clear() {
   ranks_.clear();
   texts_.clear();
   remembered_.clear();
+  remembered_keys_ = 0;
   units_ = 0;
   for (auto& [key, root] : roots_) {
     root->ranks.clear();

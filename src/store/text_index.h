@@ -119,6 +119,7 @@ class TextIndex {
   void shorten(Text& text);
   void detach(Text& text);
   void remember(Unit& unit);
+  void unlist(const Unit& unit);
   void forget(Unit& unit);
   void drop_empty_roots();
 
@@ -129,6 +130,7 @@ class TextIndex {
   std::unordered_map<uint64_t, std::unique_ptr<Text>> texts_;
   Ranks ranks_;                  // of all roots; pinned ones have none
   std::list<Unit*> remembered_;  // oldest first
+  int64_t remembered_keys_ = 0;
   uint64_t next_id_ = 1, next_order_ = 1;
   int64_t units_ = 0;
   double age_ = 0;

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <random>
+#include <utility>
 
 #include "kvcache/checkpoint_store.h"
 #include "tests/support/store_texts.h"
@@ -228,12 +230,15 @@ TEST(StoreEvents, TellWhatIsThere) {
 // A sink may use the store; it hears of that when its turn comes.
 TEST(StoreEvents, ASinkMayUseTheStore) {
   std::vector<StoreEventType> seen;
+  bool inside = false;
   CheckpointStore* used = nullptr;
   CheckpointStore store({.max_bytes = kPlenty,
                          .min_prefix = 1,
                          .on_event = [&](const StoreEvent& event) {
+                           EXPECT_FALSE(std::exchange(inside, true));
                            seen.push_back(event.type);
                            if (seen.size() == 1) used->clear();
+                           inside = false;
                          }});
   used = &store;
   put(store, ids(4));

@@ -86,6 +86,19 @@ TEST(StoreLru, KvGoesWithItsCheckpoints) {
   EXPECT_THAT(store.validate(), IsEmpty());
 }
 
+// So do the router's sum and the final hidden state of its position.
+TEST(StoreLru, ExtrasGoWithTheirCheckpoint) {
+  CheckpointStore store({.max_bytes = 2 * 16 + 4 * 8, .min_prefix = 1});
+  Make make = kPoint;
+  make.positions = {4, 8};
+  make.hidden = make.features = {4, 8};
+  put(store, ids(8), make);
+  EXPECT_EQ(store.stats().used_bytes, 2 * 16 + 4 * 8U);
+  put(store, ids(4, 1), kPoint);  // 4 goes
+  EXPECT_EQ(store.stats().used_bytes, 16 + 2 * 8 + 16U);
+  EXPECT_TRUE(look(store, ids(9)).features.defined());
+}
+
 // Whatever is done: what a list of most recent ones says is there, and the
 // bound holds.
 TEST(StoreLru, IsTheOrderOfAList) {
@@ -204,7 +217,13 @@ TEST(StoreRetention, QuotasBoundANamespace) {
   const Namespace a{.tenant = "a"};
   const Namespace b{.tenant = "b"};
   put(store, ids(4, 0), kPoint, a);
-  for (int64_t seed = 1; seed < 5; ++seed) put(store, ids(4, seed), kPoint, b);
+  for (int64_t seed = 1; seed < 5; ++seed) {
+    const Ids tokens = ids(4, seed);
+    store.put(request_of(tokens, kPoint, b), [&] {  // also while it is made
+      EXPECT_LE(store.stats(b).used_bytes, 2 * kPointBytes);
+      return text_of(tokens, kPoint);
+    });
+  }
   EXPECT_EQ(position_of(store, ids(4, 0), a), 4);
   EXPECT_EQ(store.stats(b).used_bytes, 2 * kPointBytes);
   EXPECT_EQ(store.stats(b).checkpoints, 2);
