@@ -2,7 +2,7 @@
 # too: an installed kvcache::model needs the same libraries.
 #
 # Targets: nlohmann_json::nlohmann_json, Ggml::base, PkgConfig::PCRE2,
-#          PkgConfig::UTF8PROC, PkgConfig::SENTENCEPIECE
+#          PkgConfig::UTF8PROC, PkgConfig::SENTENCEPIECE, PkgConfig::XXHASH
 
 cmake_policy(VERSION 3.25)
 
@@ -26,6 +26,7 @@ macro(kvcache_model_dependencies out sentencepiece)
     foreach(_dependency
         "PCRE2;libpcre2-8;libpcre2-dev;tokenizer"
         "UTF8PROC;libutf8proc;libutf8proc-dev;tokenizer"
+        "XXHASH;libxxhash;libxxhash-dev;saved prefixes"
         "SENTENCEPIECE;sentencepiece;libsentencepiece-dev;SentencePiece models")
       list(POP_FRONT _dependency _prefix _module _package _part)
       pkg_check_modules(${_prefix} QUIET IMPORTED_TARGET GLOBAL ${_module})

@@ -263,33 +263,6 @@ Truncation Cache::drop_last(int64_t tokens) {
   return truncate(targets);
 }
 
-void Cache::mark() {
-  impl_->check_idle("mark");
-  impl_->mark_rows(0, impl_->spec.rows);
-}
-
-void Cache::mark(int64_t row) {
-  impl_->check_idle("mark");
-  impl_->check_row("mark", row);
-  impl_->mark_rows(row, row + 1);
-}
-
-void Cache::Impl::mark_rows(int64_t first, int64_t end) {
-  if (states.empty()) {
-    return;
-  }
-  std::vector<RestorePoints> marked(points.begin() + first,
-                                    points.begin() + end);
-  for (int64_t row = first; row < end; ++row) {
-    const int64_t length = lengths[row];
-    RestorePoints& of_row = marked[row - first];
-    if (length > 0 && (of_row.empty() || of_row.back()->position != length)) {
-      of_row.push_back(states.snapshot(row, length));
-    }
-  }
-  std::move(marked.begin(), marked.end(), points.begin() + first);
-}
-
 void Cache::reset() {
   impl_->check_idle("reset");
   for (int64_t row = 0; row < impl_->spec.rows; ++row) {

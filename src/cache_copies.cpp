@@ -1,4 +1,4 @@
-// The verbs that copy: fork, checkpoint, restore, plain tensors, and reports.
+// The verbs that copy: fork and plain tensors; and reports.
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -7,79 +7,12 @@
 #include <numeric>
 
 #include "cache_impl.h"
+#include "held_rows.h"
 #include "kvcache/cache.h"
 #include "storage.h"
 
 namespace kvcache {
 namespace {
-
-void check_same_model(const Checkpoint& from, const CacheSpec& spec) {
-  TORCH_CHECK_VALUE(from.first_layer == spec.first_layer &&
-                        from.layers.size() == spec.layers.size(),
-                    "[Cache::restore] a checkpoint of layers [",
-                    spec.first_layer, ", ",
-                    spec.first_layer + static_cast<int64_t>(spec.layers.size()),
-                    ") is needed but got [", from.first_layer, ", ",
-                    from.first_layer + static_cast<int64_t>(from.layers.size()),
-                    "); take it from a cache of the same model part.");
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    TORCH_CHECK_VALUE(from.layers[i] == spec.layers[i],
-                      "[Cache::restore] layer ",
-                      spec.first_layer + static_cast<int64_t>(i),
-                      " of the checkpoint differs from the cache's; take it "
-                      "from a cache of the same model.");
-  }
-  TORCH_CHECK_VALUE(from.dtype == spec.dtype,
-                    "[Cache::restore] the cache holds ", dtype_text(spec.dtype),
-                    " but got a checkpoint in ", dtype_text(from.dtype),
-                    "; values would change, so make the cache in that dtype.");
-  TORCH_CHECK_VALUE(from.format == KvFormat::kPlain,
-                    "[Cache::restore] the cache stores plain K/V but got "
-                    "another format; values would change.");
-}
-
-// A checkpoint may come from anywhere: nothing in it is used unchecked.
-void check_contents(const Checkpoint& from, const CacheSpec& spec,
-                    const RowStates& states) {
-  size_t i = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    const auto* a = std::get_if<AttentionLayer>(&layer);
-    if (a == nullptr) {
-      continue;
-    }
-    const bool there = i < from.kv.size() && i < from.first.size();
-    const int64_t first = there ? from.first[i] : 0;
-    const int64_t held = std::min(a->sinks, first) + from.length - first;
-    for (auto part : {&KvTensors::k, &KvTensors::v}) {
-      const Tensor t = there ? from.kv[i].*part : Tensor();
-      TORCH_CHECK_VALUE(
-          t.defined() && first >= 0 && first <= from.length && t.dim() == 3 &&
-              t.size(0) == a->heads && t.size(1) == held &&
-              t.size(2) == a->head_dim && t.scalar_type() == spec.dtype,
-          "[Cache::restore] K and V of attention layer ", i, " must be [",
-          a->heads, ", ", held, ", ", a->head_dim, "] ", dtype_text(spec.dtype),
-          " but got ", tensor_text(t),
-          "; use checkpoints as checkpoint() made them.");
-    }
-    ++i;
-  }
-  int64_t previous = 0;
-  for (const auto& point : from.points) {
-    TORCH_CHECK_VALUE(point != nullptr && point->position > previous &&
-                          point->position <= from.length,
-                      "[Cache::restore] restore points must ascend within (0, ",
-                      from.length, "] but got ",
-                      point == nullptr ? int64_t{-1} : point->position,
-                      "; use checkpoints as checkpoint() made them.");
-    previous = point->position;
-    TORCH_CHECK_VALUE(states.holds(*point), "[Cache::restore] the states at ",
-                      previous, " must be ", states.point_text(), " but got ",
-                      tensor_text(point->conv), " and ",
-                      tensor_text(point->state),
-                      "; take them from a cache of the same model and "
-                      "conv_dtype.");
-  }
-}
 
 void check_import(const KvTensors& pair, const CacheSpec& spec, size_t layer,
                   std::span<const int64_t> lengths) {
@@ -126,81 +59,37 @@ std::vector<int64_t> Cache::Impl::longest_first(
   return rows;
 }
 
-void Cache::export_row(int64_t row, Checkpoint& to) const {
+KvTensors Cache::take_layer(int64_t row, size_t index, int64_t first) const {
   c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
+  const AttentionLayer& layer = impl_->attention_layers[index];
+  const int64_t length = impl_->lengths[row];
+  KvTensors taken;
+  const KvTensors from =
+      length > 0 ? do_row(row, static_cast<int64_t>(index)) : KvTensors{};
+  const HeldRows held{layer.sinks, first, length};
+  for (auto part : {&KvTensors::k, &KvTensors::v}) {
+    taken.*part =
+        length > 0
+            ? held.take(from.*part, impl_->layouts[impl_->layout_of[index]])
+            : new_empty({layer.heads, 0, layer.head_dim}, impl_->spec.dtype,
+                        impl_->spec.device);
+  }
+  return taken;
+}
+
+void Cache::export_row(int64_t row, Checkpoint& to) const {
   for (size_t i = 0; i < impl_->attention_layers.size(); ++i) {
-    const int64_t first = std::min(impl_->oldest[row][i], to.length);
-    to.kv.push_back(do_export(row, static_cast<int64_t>(i), first));
-    to.first.push_back(first);
+    to.first.push_back(std::min(impl_->oldest[row][i], to.length));
+    to.kv.push_back(take_layer(row, i, to.first[i]));
   }
-}
-
-Checkpoint Cache::checkpoint(int64_t row) const {
-  const Impl& impl = *impl_;
-  impl.check_idle("checkpoint");
-  impl.check_row("checkpoint", row);
-  Checkpoint result{.length = impl.lengths[row],
-                    .first_layer = impl.spec.first_layer,
-                    .layers = impl.spec.layers,
-                    .dtype = impl.spec.dtype,
-                    .points = impl.points[row]};
-  export_row(row, result);
-  const bool marked =
-      !result.points.empty() && result.points.back()->position == result.length;
-  if (!impl.states.empty() && result.length > 0 && !marked) {
-    result.points.push_back(impl.states.snapshot(row, result.length));
-  }
-  return result;
-}
-
-Truncation Cache::restore(const Checkpoint& from, int64_t row,
-                          std::optional<int64_t> length) {
-  Impl& impl = *impl_;
-  impl.check_idle("restore");
-  impl.check_row("restore", row);
-  check_same_model(from, impl.spec);
-  check_contents(from, impl.spec, impl.states);
-  const int64_t target = length.value_or(from.length);
-  TORCH_CHECK_VALUE(target >= 0 && target <= from.length,
-                    "[Cache::restore] length must be in [0, ", from.length,
-                    "] but got ", target,
-                    "; a checkpoint has only its own tokens.");
-  const Impl::Cut cut = impl.find_cut(from.points, target, [&](int64_t n) {
-    return impl.keeps(from.first, n);
-  });
-  TORCH_CHECK_VALUE(cut.length <= capacity(), "[Cache::restore] ", cut.length,
-                    " tokens exceed capacity ", capacity(),
-                    "; restore fewer or raise CacheSpec::capacity.");
-  Truncation result{.reason = cut.reason,
-                    .replay = std::vector<int64_t>(impl.lengths.size(), 0)};
-  result.replay[row] = target - cut.length;
-  RestorePoints points;
-  std::copy_if(
-      from.points.begin(), from.points.end(), std::back_inserter(points),
-      [&](const auto& point) { return point->position <= cut.length; });
-  do_import(row, from, cut.length);  // the last thing that can fail
-  const bool shrunk = cut.length < impl.lengths[row];
-  impl.clear_row(row);
-  impl.set_state(row, cut.point.get());
-  impl.points[row] = std::move(points);
-  impl.lengths[row] = cut.length;
-  if (cut.length > 0) {
-    impl.oldest[row] = from.first;
-    impl.raise_floor(row, cut.length);
-  }
-  if (shrunk) {
-    do_shrunk();
-  }
-  return result;
 }
 
 KvTensors Cache::export_kv(int64_t layer) const {
   const Impl& impl = *impl_;
   impl.check_idle("export_kv");
   const AttentionLayer& attention = impl.attention("Cache::export_kv", layer);
-  const auto index =
-      static_cast<int64_t>(impl.index[impl.local("Cache::export_kv", layer)]);
+  const size_t index = impl.index[impl.local("Cache::export_kv", layer)];
   at::NoGradGuard no_grad;
   const int64_t longest =
       *std::max_element(impl.lengths.begin(), impl.lengths.end());
@@ -214,7 +103,7 @@ KvTensors Cache::export_kv(int64_t layer) const {
     const int64_t length = impl.lengths[row];
     const int64_t first = std::min(impl.oldest[row][index], length);
     const int64_t sinks = std::min(attention.sinks, first);
-    const KvTensors one = do_export(row, index, first);
+    const KvTensors one = take_layer(row, index, first);
     for (auto part : {&KvTensors::k, &KvTensors::v}) {
       const Tensor to = (all.*part).select(0, row);
       const Tensor& from = one.*part;

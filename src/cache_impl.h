@@ -37,6 +37,11 @@ struct Cache::Impl {
   bool keeps(const std::vector<int64_t>& first, int64_t length) const;
   // A restore point in each of rows [first, end), or in none if one fails.
   void mark_rows(int64_t first, int64_t end);
+  // A row's checkpoint but for K and V, with the restore points that are there;
+  // and the one at its length, which is made if there are states.
+  Checkpoint without_kv(int64_t row) const;
+  void add_last_point(int64_t row, Checkpoint& to) const;
+  void thin_points(int64_t row, size_t most) noexcept;
   // Rows by length, the longest first: what copies row by row allocates once.
   static std::vector<int64_t> longest_first(std::span<const int64_t> lengths);
   // Ring storage: once a row reaches up to `end`, older keys are overwritten.

@@ -94,14 +94,9 @@ void ConcatCache::release() {
   }
 }
 
-KvTensors ConcatCache::do_export(int64_t row, int64_t index,
-                                 int64_t first) const {
-  const int64_t one[] = {row};
-  const int64_t length = lengths()[row];
-  const auto layer = static_cast<size_t>(index);
-  const KvTensors all = grown(layer, one, length);
-  const HeldRows held{layers_[layer].sinks, first, length};
-  return {held.take(all.k.squeeze(0), {}), held.take(all.v.squeeze(0), {})};
+KvTensors ConcatCache::do_row(int64_t row, int64_t index) const {
+  const KvTensors& all = committed_[static_cast<size_t>(index)];
+  return {all.k.select(0, row), all.v.select(0, row)};
 }
 
 void ConcatCache::do_import(int64_t row, const Checkpoint& from, int64_t n) {
@@ -120,9 +115,8 @@ void ConcatCache::do_import(int64_t row, const Checkpoint& from, int64_t n) {
     if (!room) {
       next[i] = grown(i, rows, length);
     }
-    const HeldRows held{layers_[i].sinks, from.first[i], from.length};
-    held.put(from.kv[i].k, n, next[i].k.select(0, row), {});
-    held.put(from.kv[i].v, n, next[i].v.select(0, row), {});
+    put_row(from, i, n, layers_[i].sinks,
+            {next[i].k.select(0, row), next[i].v.select(0, row)}, {});
   }
   if (!room) {
     committed_ = std::move(next);

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "storage.h"
+
 namespace kvcache {
 namespace {
 
@@ -18,6 +20,24 @@ Tensor ring_cells(const CellLayout& layout, int64_t begin, int64_t end,
     cells.push_back(layout.sinks + (p - layout.sinks) % layout.ring);
   }
   return at::tensor(cells, at::TensorOptions(at::kLong)).to(device);
+}
+
+// `from` [H, n - begin, D], positions [begin, n) of a row that ends at `end`,
+// into its cells; in a ring, those that are not overwritten before the end.
+void put_positions(const Tensor& from, int64_t begin, int64_t end,
+                   const Tensor& cells, const CellLayout& layout) {
+  const int64_t n = begin + from.size(1);
+  const int64_t plain = layout.ring == 0 ? n : std::min(layout.sinks, n);
+  if (plain > begin) {
+    cells.narrow(1, begin, plain - begin)
+        .copy_(from.narrow(1, 0, plain - begin));
+  }
+  const int64_t turning = std::max({begin, plain, end - layout.ring});
+  if (layout.ring > 0 && n > turning) {
+    Tensor(cells).index_copy_(
+        1, ring_cells(layout, turning, n, cells.device()),
+        from.narrow(1, turning - begin, n - turning).to(cells.device()));
+  }
 }
 
 }  // namespace
@@ -48,27 +68,68 @@ void HeldRows::put(const Tensor& held, int64_t n, const Tensor& cells,
   c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
   const int64_t kept = std::min(sinks, first);
-  const auto source = [&](int64_t begin, int64_t end) {  // not across the gap
-    return held.narrow(1, begin < kept ? begin : kept + begin - first,
-                       end - begin);
+  if (const int64_t front = std::min(kept, n); front > 0) {
+    put_positions(held.narrow(1, 0, front), 0, n, cells, layout);
+  }
+  if (n > first) {
+    put_positions(held.narrow(1, kept, n - first), first, n, cells, layout);
+  }
+}
+
+void put_row(const Checkpoint& from, size_t index, int64_t n, int64_t sinks,
+             const KvTensors& cells, const CellLayout& layout) {
+  c10::InferenceMode normal(false);
+  at::NoGradGuard no_grad;
+  for (auto part : {&KvTensors::k, &KvTensors::v}) {
+    const Tensor& to = cells.*part;
+    for (const auto& block : from.blocks) {
+      if (block->first >= n) break;
+      const int64_t count = std::min(block->tokens, n - block->first);
+      put_positions((block->kv[index].*part).narrow(1, 0, count), block->first,
+                    n, to, layout);
+    }
+    if (from.blocks.empty() && n > 0) {
+      const HeldRows held{sinks, from.first[index], from.length};
+      held.put(from.kv[index].*part, n, to, layout);
+    }
+  }
+}
+
+std::shared_ptr<const KvBlock> take_block(const std::vector<KvTensors>& rows,
+                                          int64_t first, int64_t tokens) {
+  c10::InferenceMode normal(false);
+  at::NoGradGuard no_grad;
+  auto block = std::make_shared<KvBlock>();
+  block->first = first;
+  block->tokens = tokens;
+  int64_t values = 0;
+  for (const KvTensors& row : rows) {
+    values += 2 * row.k.size(0) * tokens * row.k.size(2);
+  }
+  if (values == 0) {
+    return block;
+  }
+  const Tensor all =
+      new_empty({values}, rows[0].k.scalar_type(), rows[0].k.device());
+  int64_t offset = 0;
+  const auto copied = [&](const Tensor& cells) {
+    const int64_t count = cells.size(0) * tokens * cells.size(2);
+    // In the order of the cells, so that it is one plain copy.
+    const bool by_position = cells.stride(1) > cells.stride(0);
+    const Tensor flat = all.narrow(0, offset, count);
+    const Tensor to =
+        by_position
+            ? flat.view({tokens, cells.size(0), cells.size(2)}).transpose(0, 1)
+            : flat.view({cells.size(0), tokens, cells.size(2)});
+    offset += count;
+    Tensor(to).copy_(cells.narrow(1, first, tokens));
+    return to;
   };
-  if (layout.ring == 0) {
-    if (const int64_t front = std::min(kept, n); front > 0) {
-      cells.narrow(1, 0, front).copy_(source(0, front));
-    }
-    if (n > first) {
-      cells.narrow(1, first, n - first).copy_(source(first, n));
-    }
-    return;
+  for (const KvTensors& row : rows) {
+    // In braces: from left to right.
+    block->kv.push_back(KvTensors{copied(row.k), copied(row.v)});
   }
-  const int64_t front = std::min(layout.sinks, n);
-  // Without a gap: if fewer are kept, the rest follows them.
-  cells.narrow(1, 0, front).copy_(held.narrow(1, 0, front));
-  const int64_t begin = std::max({first, front, n - layout.ring});
-  if (n > begin) {
-    Tensor(cells).index_copy_(1, ring_cells(layout, begin, n, cells.device()),
-                              source(begin, n).to(cells.device()));
-  }
+  return block;
 }
 
 }  // namespace kvcache

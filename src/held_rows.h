@@ -17,4 +17,15 @@ struct HeldRows {
            const CellLayout& layout) const;
 };
 
+// The first `n` positions of an attention layer of `from`, counted from 0, into
+// the cells [H, S, D] of a row. `sinks`: of the layer.
+void put_row(const Checkpoint& from, size_t index, int64_t n, int64_t sinks,
+             const KvTensors& cells, const CellLayout& layout);
+
+// A copy of positions [first, first + tokens) of a row whose positions are
+// their own cells; `rows`: K and V of each attention layer [H, S, D]. One
+// allocation.
+std::shared_ptr<const KvBlock> take_block(const std::vector<KvTensors>& rows,
+                                          int64_t first, int64_t tokens);
+
 }  // namespace kvcache

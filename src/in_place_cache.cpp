@@ -173,19 +173,15 @@ void InPlaceCache::do_shape(StepData& step) {
   }
 }
 
-KvTensors InPlaceCache::do_export(int64_t row, int64_t index,
-                                  int64_t first) const {
-  const auto i = static_cast<size_t>(index);
-  const HeldRows held{layers_[i].sinks, first, lengths()[row]};
-  return {held.take(views_[i].k.select(0, row), layouts_[i]),
-          held.take(views_[i].v.select(0, row), layouts_[i])};
+KvTensors InPlaceCache::do_row(int64_t row, int64_t index) const {
+  const KvTensors& all = views_[static_cast<size_t>(index)];
+  return {all.k.select(0, row), all.v.select(0, row)};
 }
 
 void InPlaceCache::do_import(int64_t row, const Checkpoint& from, int64_t n) {
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const HeldRows held{layers_[i].sinks, from.first[i], from.length};
-    held.put(from.kv[i].k, n, views_[i].k.select(0, row), layouts_[i]);
-    held.put(from.kv[i].v, n, views_[i].v.select(0, row), layouts_[i]);
+    put_row(from, i, n, layers_[i].sinks, do_row(row, static_cast<int64_t>(i)),
+            layouts_[i]);
   }
 }
 

@@ -12,7 +12,7 @@ namespace kvcache {
 namespace {
 
 // All four numbers that make a shape, or an error that names them.
-const CacheSpec& checked(const CacheSpec& spec,
+const CacheSpec& checked(const char* kind, const CacheSpec& spec,
                          const PreallocatedOptions& options) {
   const std::vector<AttentionLayer> layers = attention_layers(spec);
   int64_t heads = layers.empty() ? 1 : layers[0].heads;
@@ -24,20 +24,22 @@ const CacheSpec& checked(const CacheSpec& spec,
   const bool growing = options.growth != Growth::kNone;
   const int64_t capacity = spec.capacity.value_or(growing ? 1 : 0);
   TORCH_CHECK_VALUE(
-      !spec.layers.empty() && capacity >= 1 && heads >= 1 && head_dim >= 1,
-      "[PreallocatedCache::PreallocatedCache] layers, capacity, kv_heads and "
+      !spec.layers.empty() && capacity >= 1 && heads >= 1 && head_dim >= 1, "[",
+      kind, "::", kind,
+      "] layers, capacity, kv_heads and "
       "head_dim must be >= 1 but got layers=",
       spec.layers.size(), " capacity=", capacity, " kv_heads=", heads,
       " head_dim=", head_dim, "; fix the CacheSpec.");
-  TORCH_CHECK_VALUE(options.multiple >= 1,
-                    "[PreallocatedCache::PreallocatedCache] multiple must be "
+  TORCH_CHECK_VALUE(options.multiple >= 1, "[", kind, "::", kind,
+                    "] multiple must be "
                     ">= 1 but got ",
                     options.multiple, "; 1 allocates exactly.");
   TORCH_CHECK_VALUE(
       !options.initial ||
           (growing && *options.initial >= 0 &&
            *options.initial <= spec.capacity.value_or(*options.initial)),
-      "[PreallocatedCache::PreallocatedCache] initial must be in [0, capacity] "
+      "[", kind, "::", kind,
+      "] initial must be in [0, capacity] "
       "of a growing cache but got ",
       options.initial.value_or(0), "; set PreallocatedOptions::growth.");
   return spec;
@@ -49,9 +51,9 @@ int64_t rounded(int64_t cells, int64_t multiple, int64_t capacity) {
   return more > capacity - cells ? capacity : cells + more;
 }
 
-InPlaceOptions in_place_options(const CacheSpec& spec,
+InPlaceOptions in_place_options(const char* kind, const CacheSpec& spec,
                                 const PreallocatedOptions& options) {
-  InPlaceOptions result{.kind = "PreallocatedCache", .rings = options.rings};
+  InPlaceOptions result{.kind = kind, .rings = options.rings};
   constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
   result.cells = options.growth == Growth::kNone
                      ? *spec.capacity
@@ -64,7 +66,12 @@ InPlaceOptions in_place_options(const CacheSpec& spec,
 
 PreallocatedCache::PreallocatedCache(CacheSpec spec,
                                      const PreallocatedOptions& options)
-    : InPlaceCache(spec, in_place_options(checked(spec, options), options)),
+    : PreallocatedCache("PreallocatedCache", std::move(spec), options) {}
+
+PreallocatedCache::PreallocatedCache(const char* kind, CacheSpec spec,
+                                     const PreallocatedOptions& options)
+    : InPlaceCache(
+          spec, in_place_options(kind, checked(kind, spec, options), options)),
       options_(options) {}
 
 void PreallocatedCache::grow(int64_t needed) {
@@ -100,12 +107,16 @@ void PreallocatedCache::do_import(int64_t row, const Checkpoint& from,
   InPlaceCache::do_import(row, from, n);
 }
 
-std::unique_ptr<Cache> PreallocatedCache::do_make() const {
+PreallocatedOptions PreallocatedCache::options_now() const {
   PreallocatedOptions options = options_;
   if (options.growth != Growth::kNone) {
     options.initial = allocated();
   }
-  return std::make_unique<PreallocatedCache>(spec(), options);
+  return options;
+}
+
+std::unique_ptr<Cache> PreallocatedCache::do_make() const {
+  return std::make_unique<PreallocatedCache>(spec(), options_now());
 }
 
 }  // namespace kvcache

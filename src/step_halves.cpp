@@ -170,6 +170,7 @@ void Cache::commit_host(int64_t repeats) noexcept {
     impl_->lengths[step.first_row + row] += step.count[row] * repeats;
   }
   impl_->numbers.note_advance(step, repeats);
+  do_committed(step);
 }
 
 void Cache::Impl::raise_floor(int64_t row, int64_t end) {
@@ -220,6 +221,7 @@ void Cache::do_begin_host(StepData&) {}
 void Cache::do_reserve(StepData&, int64_t) {}
 void Cache::do_commit(StepData&) noexcept {}
 void Cache::do_abandon(StepData&) noexcept {}
+void Cache::do_committed(const StepData&) noexcept {}
 void Cache::do_shrunk() {}
 void Cache::do_validate(std::vector<std::string>&) const {}
 

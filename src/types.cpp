@@ -11,6 +11,12 @@ size_t Checkpoint::bytes() const {
     counted.add(pair.k);
     counted.add(pair.v);
   }
+  for (const auto& block : blocks) {
+    for (const KvTensors& pair : block->kv) {
+      counted.add(pair.k);
+      counted.add(pair.v);
+    }
+  }
   for (const auto& point : points) {
     counted.add(point->conv);
     counted.add(point->state);

@@ -14,6 +14,7 @@
 #include "examples/cli/errors.h"
 #include "examples/cli/graphs.h"
 #include "examples/cli/output_file.h"
+#include "examples/cli/prefix.h"
 
 namespace kvcache::cli {
 namespace {
@@ -26,8 +27,7 @@ struct Options {
   bool chat = false;
   std::string requests, output;
   int64_t slots = 4;
-  int64_t prefix_cache_mb = 0;
-  std::optional<std::string> prefix_dir;
+  PrefixFlags prefix;
 
   void check() const;
 };
@@ -39,7 +39,7 @@ void Options::check() const {
     throw UsageError("--slots must be at least 1 but got " +
                      std::to_string(slots));
   }
-  if (model.cache_kind() == model::CacheKind::kNone && slots != 1) {
+  if (model.cache == "none" && slots != 1) {
     throw UsageError(
         "--cache none recomputes everything, one request at a time, but got "
         "--slots " +
@@ -51,13 +51,7 @@ void Options::check() const {
                      ": a batch samples each request on the host, one token a "
                      "replay; leave it out");
   }
-  if (prefix_cache_mb != 0) {
-    throw UsageError("--prefix-cache-mb " + std::to_string(prefix_cache_mb) +
-                     ": requests cannot share prefixes yet; it must be 0");
-  }
-  if (prefix_dir) {
-    throw UsageError("--prefix-dir: prefixes cannot be kept yet; leave it out");
-  }
+  prefix.check(model);
   std::error_code error;  // equivalent() of files that do not exist
   if (fs::equivalent(requests, output, error)) {
     throw UsageError("--output must not be the file of the requests, " +
@@ -72,7 +66,7 @@ struct Work {
   std::vector<size_t> line_of;                // [requests]
   std::vector<Json> answers;                  // [lines]
   int64_t done = 0, failed = 0;               // lines
-  int64_t tokens_in = 0, tokens_out = 0;
+  int64_t tokens_in = 0, tokens_out = 0, tokens_reused = 0;
   int64_t longest = 1;  // tokens of a request, new ones included
 
   void fail(size_t line, const std::string& error);
@@ -96,7 +90,7 @@ void Work::answer(size_t line, const model::GenerateResult& result,
   json["text"] = result.text;
   json["logprobs"] = result.log_probs;
   json["finish_reason"] = model::to_string(result.finish_reason);
-  json["reuse"] = nullptr;
+  json["reuse"] = reuse_json(result);
   const model::GenerateTimings& timings = result.timings;
   json["timings"] = {
       {"queued_ms", queued_ms},
@@ -107,6 +101,7 @@ void Work::answer(size_t line, const model::GenerateResult& result,
   if (lines[line].text.sampling.temperature > 0) json["seed"] = result.seed;
   answers[line] = std::move(json);
   tokens_in += timings.prefill_tokens;
+  tokens_reused += result.reused;
   tokens_out += static_cast<int64_t>(result.tokens.size());
 }
 
@@ -119,13 +114,16 @@ std::string Work::text() const {
 }
 
 // What `line` asks for. Throws if the model cannot be asked that.
-model::BatchRequest request_of(const Options& options, const Engine& engine,
-                               Prompts& prompts, const BatchLine& line,
-                               const std::stop_token& stop) {
+model::BatchRequest request_of(
+    const Options& options, const Engine& engine, Prompts& prompts,
+    const std::shared_ptr<model::PrefixCache>& prefix, const BatchLine& line,
+    const std::stop_token& stop) {
   model::BatchRequest request{
       .options = generate_options(engine, options.model, line.text),
       .hooks = {.stop = stop}};
   request.options.log_probs = 0;
+  request.options.prefix = prefix;
+  request.options.space = space_of(engine, line.name_space);
   request.tokens =
       line.tokens
           ? *line.tokens
@@ -134,6 +132,7 @@ model::BatchRequest request_of(const Options& options, const Engine& engine,
 }
 
 Work prepare(const Options& options, const Engine& engine,
+             const std::shared_ptr<model::PrefixCache>& prefix,
              std::vector<BatchLine> lines, const std::stop_token& stop) {
   Work work;
   work.lines = std::move(lines);
@@ -146,7 +145,7 @@ Work prepare(const Options& options, const Engine& engine,
       continue;
     }
     try {
-      auto request = request_of(options, engine, prompts, line, stop);
+      auto request = request_of(options, engine, prompts, prefix, line, stop);
       // What is wrong with it does not depend on who comes along.
       const int64_t fresh = model::plan_new_tokens(
           *engine.model, request.tokens, request.options);
@@ -206,7 +205,7 @@ void serve_together(const Engine& engine, std::unique_ptr<Cache> cache,
 // Every combination of --cache and --slots is decided here and in check().
 void serve(const Options& options, const Engine& engine, Work& work,
            Progress& progress) {
-  const model::CacheKind kind = options.model.cache_kind();
+  const model::CacheKind kind = options.model.cache_kind(*engine.model);
   if (kind == model::CacheKind::kNone) {
     serve_alone(engine, work, progress);
     return;
@@ -232,7 +231,8 @@ void check_context(const Options& options, const Engine& engine) {
   }
 }
 
-std::string summary(const Options& options, const Work& work, double seconds) {
+std::string summary(const Options& options, const Engine& engine,
+                    const Work& work, double seconds) {
   char speed[40];
   std::snprintf(speed, sizeof(speed), " (%.1f tok/s)",
                 static_cast<double>(work.tokens_out) / seconds);
@@ -241,8 +241,13 @@ std::string summary(const Options& options, const Work& work, double seconds) {
          (work.failed > 0 ? ", " + std::to_string(work.failed) + " in error"
                           : std::string()) +
          "; " + std::to_string(work.tokens_in) + " tokens in, " +
+         (options.prefix.mb > 0
+              ? std::to_string(work.tokens_reused) + " reused, "
+              : std::string()) +
          std::to_string(work.tokens_out) + " out" + speed + "; cache " +
-         options.model.cache + ", slots " + std::to_string(options.slots);
+         std::string(
+             model::to_string(options.model.cache_kind(*engine.model))) +
+         ", slots " + std::to_string(options.slots);
 }
 
 void run(const Options& options) {
@@ -253,20 +258,23 @@ void run(const Options& options) {
   Progress progress;
   const Engine engine = load_engine(options.model, progress, true);
   check_context(options, engine);
-  Work work = prepare(options, engine, std::move(lines), interrupt.token());
+  const auto prefix = prefix_for(engine, options.model, options.prefix);
+  Work work =
+      prepare(options, engine, prefix, std::move(lines), interrupt.token());
   const auto start = std::chrono::steady_clock::now();
   serve(options, engine, work, progress);
   const std::chrono::duration<double> time =
       std::chrono::steady_clock::now() - start;
   progress.clear();
   output.write(work.text());
+  if (prefix) prefix->save();
   const auto total = static_cast<int64_t>(work.lines.size());
   if (total > 0 && work.failed == total) {
     throw std::runtime_error("none of " + std::to_string(total) +
                              " requests succeeded; " + options.output +
                              " says why");
   }
-  write_error_line(summary(options, work, time.count()));
+  write_error_line(summary(options, engine, work, time.count()));
 }
 
 }  // namespace
@@ -292,16 +300,7 @@ void add_batch(CLI::App& app) {
       ->check(not_whole<int64_t>)
       ->capture_default_str()
       ->type_name("N");
-  command
-      ->add_option("--prefix-cache-mb", options->prefix_cache_mb,
-                   "memory for prefixes that requests share; only 0 for now")
-      ->check(not_whole<int64_t>)
-      ->capture_default_str()
-      ->type_name("MB");
-  command
-      ->add_option("--prefix-dir", options->prefix_dir,
-                   "where to keep them; not there yet")
-      ->type_name("DIR");
+  add_prefix_options(*command, options->prefix);
   command->add_flag("--chat", options->chat,
                     "put prompts into the model's chat template");
   add_text_options(*command, options->text);
@@ -309,7 +308,8 @@ void add_batch(CLI::App& app) {
       "A request is an object with `prompt` (text) or `tokens` (ids), and what "
       "it wants\nother than the options above: id, max_new_tokens, "
       "temperature, top_k, top_p,\nmin_p, repetition_penalty, seed, stop, "
-      "ignore_eos, chat. One that is wrong gets\nan `error` for an answer, and "
+      "ignore_eos, chat, namespace. One that is wrong gets\nan `error` for an "
+      "answer, and "
       "the others go on. The output is there when all are\nanswered, not "
       "before. Ctrl-C ends them with what they have (`cancelled`).\n"
       "Exit status 0 if any request succeeded, or there was none.\n"

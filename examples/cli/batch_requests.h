@@ -18,6 +18,7 @@ struct BatchLine {
   std::optional<std::string> prompt;
   std::optional<std::vector<int64_t>> tokens;
   TextOptions text;
+  std::string name_space;    // requests share within it only
   std::optional<bool> chat;  // empty: as the command line says
 };
 

@@ -42,7 +42,7 @@ std::unique_ptr<Cache> chat_cache(const Engine& engine,
                                   const ModelOptions& options) {
   const int64_t limit = engine.model->context_length();
   return model::make_cache(
-      options.cache_kind(), *engine.model,
+      options.cache_kind(*engine.model), *engine.model,
       {.capacity = std::min(options.context.value_or(limit), limit),
        .grow = true});
 }
@@ -72,8 +72,8 @@ void run(const Options& options) {
     if (!options.json) hooks.on_text = write_out;
     const auto result = conversation.generate(tokens, generate, hooks);
     if (options.json) {
-      Json json = result_json(tokens, result, options.model,
-                              conversation.cache(), engine.load_ms);
+      Json json = result_json(tokens, result, engine, options.model,
+                              conversation.cache());
       json["reused_tokens"] = result.reused;
       write_json(json);
     } else {

@@ -20,10 +20,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Weights alone still run on token ids.
+// Weights alone still run on token ids; llama.cpp's word for that is "none".
 bool has_tokenizer(const std::string& path) {
   if (!fs::is_directory(path)) {
-    return model::GgufFile(path).has("tokenizer.ggml.model");
+    const model::GgufFile file(path);
+    return file.find_string("tokenizer.ggml.model").value_or("none") != "none";
   }
   return fs::exists(fs::path(path) / "tokenizer.json") ||
          fs::exists(fs::path(path) / "tokenizer.model");
@@ -133,7 +134,7 @@ std::unique_ptr<Cache> cache_for(const Engine& engine,
                                  const model::GenerateOptions& generate) {
   const int64_t fresh = model::plan_new_tokens(*engine.model, tokens, generate);
   const auto needed = static_cast<int64_t>(tokens.size()) + fresh;
-  return model::make_cache(options.cache_kind(), *engine.model,
+  return model::make_cache(options.cache_kind(*engine.model), *engine.model,
                            {.capacity = options.context.value_or(needed)});
 }
 
@@ -149,10 +150,11 @@ model::GenerateOptions generate_options(const Engine& engine,
           .chunk = model.chunk};
 }
 
-Json cache_json(const ModelOptions& options, const Cache* cache) {
+Json cache_json(const Engine& engine, const ModelOptions& options,
+                const Cache* cache) {
   if (!cache) return nullptr;
   Json json;
-  json["kind"] = options.cache;
+  json["kind"] = model::to_string(options.cache_kind(*engine.model));
   json["length"] = cache->lengths()[0];
   const auto& capacity = cache->spec().capacity;
   json["capacity"] = capacity ? Json(*capacity) : Json(nullptr);
@@ -161,19 +163,18 @@ Json cache_json(const ModelOptions& options, const Cache* cache) {
 }
 
 Json result_json(std::span<const int64_t> prompt,
-                 const model::GenerateResult& result,
-                 const ModelOptions& options, const Cache* cache,
-                 double load_ms) {
+                 const model::GenerateResult& result, const Engine& engine,
+                 const ModelOptions& options, const Cache* cache) {
   Json json;
   json["prompt_tokens"] = std::vector<int64_t>(prompt.begin(), prompt.end());
   json["tokens"] = result.tokens;
   json["text"] = result.text;
   json["logprobs"] = result.log_probs;
   json["finish_reason"] = model::to_string(result.finish_reason);
-  json["cache"] = cache_json(options, cache);
+  json["cache"] = cache_json(engine, options, cache);
   const model::GenerateTimings& timings = result.timings;
   json["timings"] = {
-      {"load_ms", load_ms},
+      {"load_ms", engine.load_ms},
       {"prefill_ms", timings.prefill_ms},
       {"decode_ms", timings.decode_ms},
       {"prefill_tokens_per_second", timings.prefill_tokens_per_second()},
@@ -182,7 +183,7 @@ Json result_json(std::span<const int64_t> prompt,
   return json;
 }
 
-std::string summary(const model::GenerateResult& result,
+std::string summary(const model::GenerateResult& result, const Engine& engine,
                     const ModelOptions& options, const Cache* cache) {
   const model::GenerateTimings& timings = result.timings;
   std::string text =
@@ -194,7 +195,7 @@ std::string summary(const model::GenerateResult& result,
            ? formatted(" (%.1f tok/s)", timings.decode_tokens_per_second())
            : std::string()) +
       ", " + std::string(model::to_string(result.finish_reason)) + "; cache " +
-      options.cache;
+      std::string(model::to_string(options.cache_kind(*engine.model)));
   if (!cache) return text;
   const auto bytes = static_cast<double>(cache->memory().total().reserved);
   return text + ", " + std::to_string(cache->lengths()[0]) + " tokens" +

@@ -76,14 +76,14 @@ model::GenerateOptions generate_options(const Engine& engine,
                                         const TextOptions& text);
 
 // {"kind", "length", "capacity", "bytes"}, or null without a cache.
-Json cache_json(const ModelOptions& options, const Cache* cache);
+Json cache_json(const Engine& engine, const ModelOptions& options,
+                const Cache* cache);
 // The keys of `generate --json`.
 Json result_json(std::span<const int64_t> prompt,
-                 const model::GenerateResult& result,
-                 const ModelOptions& options, const Cache* cache,
-                 double load_ms);
+                 const model::GenerateResult& result, const Engine& engine,
+                 const ModelOptions& options, const Cache* cache);
 // The same for people, in one line.
-std::string summary(const model::GenerateResult& result,
+std::string summary(const model::GenerateResult& result, const Engine& engine,
                     const ModelOptions& options, const Cache* cache);
 
 // One object on one line of standard output.

@@ -6,6 +6,7 @@
 #include "examples/cli/engine.h"
 #include "examples/cli/errors.h"
 #include "examples/cli/graphs.h"
+#include "examples/cli/prefix.h"
 
 namespace kvcache::cli {
 namespace {
@@ -17,6 +18,7 @@ struct Options {
   bool chat = false;
   std::optional<int64_t> log_probs;
   bool json = false;
+  PrefixFlags prefix;
 
   void check() const;
 };
@@ -24,6 +26,7 @@ struct Options {
 void Options::check() const {
   model.check();
   text.check();
+  prefix.check(model);
   const int sources =
       prompt.has_value() + prompt_file.has_value() + tokens.has_value();
   if (sources != 1) {
@@ -71,13 +74,14 @@ void write_result(const Options& options, std::span<const int64_t> prompt,
       write_out("\n");
     else
       write_out(Json(result.tokens).dump() + "\n");
-    write_error_line(summary(result, options.model, cache) +
+    write_error_line(summary(result, engine, options.model, cache) +
                      (options.text.sampling.temperature > 0
                           ? ", seed " + std::to_string(result.seed)
                           : std::string()));
     return;
   }
-  Json json = result_json(prompt, result, options.model, cache, engine.load_ms);
+  Json json = result_json(prompt, result, engine, options.model, cache);
+  if (result.reuse) json["reuse"] = reuse_json(result);
   if (options.log_probs.value_or(0) > 0) {
     json["top_logprobs"] = best_json(result);
   }
@@ -109,10 +113,13 @@ void run(const Options& options) {
   const auto cache = cache_for(engine, options.model, tokens, generate);
   const auto runner = runner_for(engine, options.model, generate, cache.get());
   generate.graphs = runner.get();
+  generate.prefix = prefix_for(engine, options.model, options.prefix);
+  generate.space = space_of(engine, "");
   const auto result =
       model::generate(*engine.model, cache.get(), tokens, generate,
                       hooks(options, progress, interrupt.token()));
   progress.clear();
+  if (generate.prefix) generate.prefix->save();
   write_result(options, tokens, result, cache.get(), engine);
 }
 
@@ -136,6 +143,7 @@ void add_generate(CLI::App& app) {
   command->add_flag("--chat", options->chat,
                     "put the prompt into the model's chat template");
   add_text_options(*command, options->text);
+  add_prefix_options(*command, options->prefix);
   command
       ->add_option("--logprobs", options->log_probs,
                    "with --json: also the N most likely tokens at each place")

@@ -9,8 +9,7 @@
 namespace kvcache::cli {
 
 std::shared_ptr<GraphBackend> graphs_for(const ModelOptions& options) {
-  if (options.cache_kind() != model::CacheKind::kWindow ||
-      options.graph == "off") {
+  if (!options.is_window() || options.graph == "off") {
     return nullptr;
   }
 #ifdef KVCACHE_CLI_CUDA

@@ -1,5 +1,5 @@
-// inspect_command.cpp - `kvcache inspect`: what is in a model, without running
-// it.
+// inspect_command.cpp - `kvcache inspect`: what is in a model, or in saved
+// texts, without running anything.
 
 #include <c10/core/ScalarType.h>
 
@@ -12,6 +12,7 @@
 #include "examples/cli/commands.h"
 #include "examples/cli/engine.h"
 #include "examples/cli/errors.h"
+#include "examples/cli/inspect_saved.h"
 #include "kvcache/model/weights.h"
 
 namespace kvcache::cli {
@@ -145,7 +146,20 @@ void write_lines(const Json& json, const std::string& prefix) {
   }
 }
 
+void run_saved(const Options& options) {
+  const Json texts = saved_json(options.path);
+  if (options.json) {
+    write_json({{"path", options.path}, {"saved", texts}});
+  } else {
+    write_out(saved_lines(texts));
+  }
+}
+
 void run(const Options& options) {
+  if (std::filesystem::exists(options.path) && is_saved(options.path)) {
+    run_saved(options);
+    return;
+  }
   const auto opened = model::open_model(options.path);
   Json json;
   json["path"] = options.path;
@@ -166,9 +180,12 @@ void run(const Options& options) {
 
 void add_inspect(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("inspect", "what is in a model, without running it");
-  command->add_option("path,--model", options->path, "a folder or a .gguf file")
+  CLI::App* command = app.add_subcommand(
+      "inspect",
+      "what is in a model or in saved texts, without running anything");
+  command
+      ->add_option("path,--model", options->path,
+                   "a model (folder or .gguf file), or what --prefix-dir kept")
       ->required()
       ->type_name("PATH");
   command->add_flag("--json", options->json, "one JSON object on one line");

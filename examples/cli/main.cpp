@@ -31,6 +31,8 @@ void describe(CLI::App& app) {
   add_tokenize(app);
   add_inspect(app);
   add_batch(app);
+  add_choose(app);
+  add_verify(app);
   add_bench(app);
   app.footer(
       "Exit status: 0 done, 1 failed, 2 wrong usage. `kvcache COMMAND --help` "

@@ -93,15 +93,22 @@ at::Device ModelOptions::torch_device() const {
   return {at::kCUDA, index};
 }
 
-model::CacheKind ModelOptions::cache_kind() const {
-  if (const auto kind = model::cache_kind(cache)) return *kind;
-  if (cache == "state") {
-    throw UsageError("--cache " + cache +
-                     ": this kind does not exist yet; use preallocated, "
-                     "window, concat or none");
-  }
+std::optional<model::CacheKind> ModelOptions::given_kind() const {
+  if (cache.empty()) return std::nullopt;
+  if (const auto kind = model::cache_kind(cache)) return kind;
   throw UsageError(
-      "--cache must be preallocated, window, concat or none but got " + cache);
+      "--cache must be preallocated, state, window, concat or none but got " +
+      cache);
+}
+
+model::CacheKind ModelOptions::cache_kind(
+    const model::LanguageModel& model) const {
+  const auto kind = given_kind();
+  return kind ? *kind : model::default_cache_kind(model);
+}
+
+bool ModelOptions::is_window() const {
+  return given_kind() == model::CacheKind::kWindow;
 }
 
 void ModelOptions::check_graphs() const {
@@ -116,7 +123,7 @@ void ModelOptions::check_graphs() const {
                      std::to_string(kMostSteps) + " but got " +
                      std::to_string(steps_per_replay));
   }
-  const bool window = cache_kind() == model::CacheKind::kWindow;
+  const bool window = is_window();
   if (!window && (graph == "cuda" || graph == "eager")) {
     throw UsageError("--graph " + graph +
                      ": only a window has recorded steps; add --cache window");
@@ -134,7 +141,7 @@ void ModelOptions::check_graphs() const {
 
 void ModelOptions::check() const {
   scalar_type();
-  cache_kind();
+  given_kind();
   torch_device();
   check_graphs();
   check_at_least_one("--threads", threads);
@@ -170,9 +177,9 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->type_name("DEVICE");
   command
       .add_option("--cache", options.cache,
-                  "preallocated, window (static shapes), concat, or none "
-                  "(recompute everything)")
-      ->capture_default_str()
+                  "preallocated, state (with restore points), window (static "
+                  "shapes), concat, or none (recompute everything); default: "
+                  "state for a model with recurrent layers, else preallocated")
       ->type_name("KIND");
   command
       .add_option("--context", options.context,

@@ -21,7 +21,7 @@ struct ModelOptions {
   std::string dtype = "auto";
   std::optional<int> threads;
   std::string device = "cpu";
-  std::string cache = "preallocated";
+  std::string cache;  // empty: what suits the model
   std::optional<int64_t> context;
   int64_t chunk = 256;
   std::string graph = "auto";  // of a window cache
@@ -30,11 +30,13 @@ struct ModelOptions {
   // What the words stand for; throw UsageError for one that does not exist.
   std::optional<at::ScalarType> scalar_type() const;  // empty: auto
   at::Device torch_device() const;  // this program has its part for it
-  model::CacheKind cache_kind() const;
+  model::CacheKind cache_kind(const model::LanguageModel& model) const;
+  bool is_window() const;
   // All of the above, and that the numbers are in range.
   void check() const;
 
  private:
+  std::optional<model::CacheKind> given_kind() const;
   void check_graphs() const;
 };
 

@@ -30,7 +30,7 @@ void run(const Options& options) {
       }};
   model::check_score(*engine.model, tokens, score);
   const auto cache =
-      model::make_cache(options.model.cache_kind(), *engine.model,
+      model::make_cache(options.model.cache_kind(*engine.model), *engine.model,
                         {.capacity = options.model.context.value_or(
                              static_cast<int64_t>(tokens.size()))});
   const auto log_probs =

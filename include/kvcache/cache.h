@@ -77,6 +77,10 @@ class Cache {
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it
   void mark();  // a restore point in every row, if there are states
   void mark(int64_t row);
+  void unmark(int64_t row, int64_t position);  // if there is a point
+  // Positions that truncate() and restore() can go back to, ascending, beside
+  // 0; without states it is any.
+  std::vector<int64_t> restore_points(int64_t row) const;
   void reset();  // no tokens; in-place kinds keep memory and addresses
   void reset(int64_t row);
   // Row i becomes what rows[i] was. Another row count: new memory, new epoch.
@@ -86,6 +90,9 @@ class Cache {
 
   // One row: K/V of [0, length), its restore points, and one at the length.
   Checkpoint checkpoint(int64_t row) const;
+  // The same with K/V in blocks, so that checkpoints of texts that begin alike
+  // share memory. Not of a row whose ring has overwritten keys.
+  Checkpoint checkpoint(int64_t row, const BlockOptions& options) const;
   Truncation restore(const Checkpoint& from, int64_t row,
                      std::optional<int64_t> length = {});
   // Plain copies of one attention layer, [B, H, longest, D], 0 past a length.
@@ -108,6 +115,10 @@ class Cache {
   void check_idle(const char* verb) const;  // throws while a step is open
   // Live tokens that a step may have in a row; bounded by rings only.
   int64_t most_live() const noexcept;
+  // A restore point at a row's length, of which at most `most` are kept: those
+  // whose distances grow with the distance from the end. Without memory for it
+  // nothing changes.
+  void mark_and_thin(int64_t row, size_t most) noexcept;
   // Of every attention layer; without a call all positions are their own cells.
   void place_cells(const std::vector<CellLayout>& layouts);
 
@@ -128,10 +139,10 @@ class Cache {
                         const Tensor& v);            // into step.views[index]
   virtual void do_commit(StepData& step) noexcept;   // concat: swaps
   virtual void do_abandon(StepData& step) noexcept;  // concat: drops
+  virtual void do_committed(const StepData& step) noexcept;  // lengths are new
   virtual void do_shrunk();  // lengths() went down: reset, truncate
-  // Positions [0, min(sinks, first)) and [first, length) of a row.
-  virtual KvTensors do_export(int64_t row, int64_t index,
-                              int64_t first) const = 0;
+  // K and V of a row with tokens: [H, S, D], positions in their cells.
+  virtual KvTensors do_row(int64_t row, int64_t index) const = 0;
   virtual void do_import(int64_t row, const Checkpoint& from, int64_t n) = 0;
   virtual void do_reorder(std::span<const int64_t> rows) = 0;
   virtual std::unique_ptr<Cache> do_make() const = 0;  // empty, same spec
@@ -141,7 +152,10 @@ class Cache {
  private:
   friend class Step;
   friend class StepGraph;  // runs the halves of a step
+  KvTensors take_layer(int64_t row, size_t index, int64_t first) const;
   void export_row(int64_t row, Checkpoint& to) const;
+  void add_blocks(int64_t row, const BlockOptions& options,
+                  Checkpoint& to) const;
   // The halves of `repeats` steps of one spec. Only the host's may throw for
   // what the caller did; only the device's are recorded.
   void begin_host(const StepSpec& spec, int64_t repeats,

@@ -22,7 +22,7 @@ class ConcatCache final : public Cache {
   void do_commit(StepData& step) noexcept override;
   void do_abandon(StepData& step) noexcept override;
   void do_shrunk() override;
-  KvTensors do_export(int64_t row, int64_t index, int64_t first) const override;
+  KvTensors do_row(int64_t row, int64_t index) const override;
   const char* do_cannot_record() const noexcept override;
   void do_import(int64_t row, const Checkpoint& from, int64_t n) override;
   void do_reorder(std::span<const int64_t> rows) override;

@@ -26,7 +26,7 @@ struct PreallocatedOptions {
 // Cost of a step: one copy of its own K and V. No allocation, except that a
 // growing cache reallocates in begin_step() (values kept, epoch raised).
 // Storage is position-major, [layers, B, allocated, H, D].
-class PreallocatedCache final : public InPlaceCache {
+class PreallocatedCache : public InPlaceCache {
  public:
   // spec.capacity is needed, except with growth, where it is the bound.
   explicit PreallocatedCache(CacheSpec spec,
@@ -34,6 +34,12 @@ class PreallocatedCache final : public InPlaceCache {
 
   // Grows to at least `tokens` cells per row; never shrinks.
   void reserve(int64_t tokens);
+
+ protected:
+  PreallocatedCache(const char* kind, CacheSpec spec,
+                    const PreallocatedOptions& options);
+  // Those of an empty cache with as much memory as this one.
+  PreallocatedOptions options_now() const;
 
  private:
   void do_begin_host(StepData& step) override;

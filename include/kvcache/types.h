@@ -123,6 +123,15 @@ struct KvTensors {
   Tensor k, v;
 };
 
+// K and V of positions [first, first + tokens) of one row. Immutable and shared
+// between the checkpoints of texts that begin alike.
+struct KvBlock {
+  int64_t first = 0;
+  int64_t tokens = 0;
+  std::vector<KvTensors> kv = {};  // per attention layer [H, tokens, D]
+};
+using KvBlocks = std::vector<std::shared_ptr<const KvBlock>>;
+
 // One row after `length` tokens, in no cache kind: K/V of [0, length), its
 // restore points, the last of them at the length if there are states. Shares
 // nothing that a cache writes to.
@@ -137,7 +146,22 @@ struct Checkpoint {
   // is not 0: K/V of [0, min(sinks, first)), then of [first, length).
   std::vector<int64_t> first = {};
   RestorePoints points = {};  // ascending positions
-  size_t bytes() const;       // of unique storages
+  // In place of kv and first: K/V of [0, length), in ascending order.
+  KvBlocks blocks = {};
+  size_t bytes() const;  // of unique storages
+};
+
+// How checkpoint() cuts K/V into blocks.
+struct BlockOptions {
+  // Of a text that begins with the same `same` tokens: its blocks that lie
+  // within them are taken over, not copied.
+  const Checkpoint* shared = nullptr;
+  int64_t same = 0;
+  // Tokens; blocks end at multiples of it, the last one at the length.
+  int64_t block = 64;
+  // Tokens to keep, at most; with states, up to the newest restore point there.
+  // Empty: all.
+  std::optional<int64_t> length = {};
 };
 
 // Bytes of one part of a cache, each storage counted once.

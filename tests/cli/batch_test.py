@@ -228,8 +228,9 @@ class BadLinesTest(BatchCase):
             ({"id": True}, "id must be a string or an integer but got true"),
             ({"max_tokens": 5}, 'the key "max_tokens" is not known; there are id, prompt'),
             ({"": 5}, 'the key "" is not known'),
-            ({"route": "a"}, "route needs a prefix store, which does not exist yet"),
-            ({"namespace": "a"}, "namespace needs a prefix store"),
+            ({"route": "a"}, "route chooses an adapter, and the model has none"),
+            ({"namespace": ""}, "namespace must be a text that is not empty"),
+            ({"namespace": 1}, "namespace must be a text that is not empty but got 1"),
         )
         found = self.errors(
             *(case if "prompt" in case or not case else {**base, **case} for case, _ in cases)
@@ -295,10 +296,11 @@ class UsageTest(BatchCase):
             (("--cache", "none", "--slots", "2"), "give --slots 1"),
             (("--cache", "window", "--steps-per-replay", "4"), "one token a replay"),
             (("--graph", "eager"), "add --cache window"),
-            (("--cache", "state"), "does not exist yet"),
-            (("--prefix-cache-mb", "64"), "--prefix-cache-mb 64: requests cannot share"),
-            (("--prefix-cache-mb", "-1"), "--prefix-cache-mb -1"),
-            (("--prefix-dir", self.place), "--prefix-dir"),
+            (("--cache", "paged"), "must be preallocated, state, window, concat or none"),
+            (("--prefix-cache-mb", "-1"), "--prefix-cache-mb must be between 0 and"),
+            (("--prefix-cache-mb", "1.5"), "--prefix-cache-mb"),
+            (("--prefix-dir", self.place), "add --prefix-cache-mb"),
+            (("--prefix-cache-mb", "1", "--cache", "none", "--slots", "1"), "remembers nothing"),
             (("--temperature", "-1"), "temperature must be"),
             (("--max-new-tokens", "0"), "--max-new-tokens must be at least 1"),
         ):

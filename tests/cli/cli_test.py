@@ -90,8 +90,7 @@ class UsageTest(ProgramTest):
             ("--device", "cuda:x", "cuda:N must have a number up to 127 but got cuda:x"),
             ("--device", "cuda:-1", "number up to 127 but got cuda:-1"),
             ("--device", "cuda:128", "number up to 127 but got cuda:128"),
-            ("--cache", "state", "does not exist yet; use preallocated, window, concat or none"),
-            ("--cache", "paged", "must be preallocated, window, concat or none but got paged"),
+            ("--cache", "paged", "must be preallocated, state, window, concat or none"),
         ):
             for command in ("generate", "score"):
                 self.assert_error(
@@ -221,6 +220,17 @@ class FailureTest(ProgramTest):
 
 
 class GenerateTest(ProgramTest):
+    def test_a_hybrid_with_every_cache(self):
+        """transformers' greedy text; the GGUF says that it has no tokenizer."""
+        prompt = json.loads((HYBRID / "expected.json").read_text())["prompts"][3]
+        wanted = prompt["greedy"]["tokens"]
+        ask = ("--tokens", ",".join(map(str, prompt["tokens"])), "--ignore-eos")
+        ask += ("--max-new-tokens", len(wanted))
+        runs = [(HYBRID, cache) for cache in CACHES]
+        for model, cache in [*runs, (HYBRID / "model.gguf", "preallocated")]:
+            found = run_json(*tiny("generate", model, *ask, "--cache", cache))
+            self.assertEqual(found["tokens"], wanted, (model, cache))
+
     def test_json_keys(self):
         result = run_json(*tiny("generate", LLAMA, "--tokens", "45,3", "--max-new-tokens", "5"))
         self.assertEqual(list(result), GENERATE_KEYS)

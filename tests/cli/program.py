@@ -15,7 +15,7 @@ DATA = Path(__file__).resolve().parents[1] / "reference" / "data"
 LLAMA = DATA / "llama"  # 64 tokens, no tokenizer, context 128
 TALKER = DATA / "llama_rope3"  # 272 tokens, byte tokenizer, context 512
 HYBRID = DATA / "qwen3_5"  # 64 tokens, 3 of 4 layers are linear attention
-CACHES = ("preallocated", "window", "concat", "none")
+CACHES = ("preallocated", "state", "window", "concat", "none")
 PATIENCE = 300  # seconds
 
 

@@ -56,7 +56,7 @@ class WindowTest(ProgramTest):
             (("--cache", "window", "--graph", "yes"), "must be auto, cuda, eager or off"),
             (("--cache", "window", "--steps-per-replay", "0"), "must be at least 1 but got 0"),
             (("--cache", "window", "--steps-per-replay", "300"), "must be at most 256"),
-            (("--cache", "state"), "does not exist yet"),
+            (("--cache", "paged"), "must be preallocated, state, window, concat or none"),
         ):
             self.assert_error(2, *base, *words, text=text)
 

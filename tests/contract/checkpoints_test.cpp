@@ -54,6 +54,84 @@ TEST_P(CheckpointTest, RestoresIntoEveryKindAtEveryLength) {
   }
 }
 
+// Blocks hold what a plain checkpoint holds: into each kind at each length.
+TEST_P(CheckpointTest, BlocksRestoreIntoEveryKindAtEveryLength) {
+  const Ids ids = some_ids(8);
+  const std::unique_ptr<Cache> cache = make();
+  feed_checked(*cache, {}, {ids.begin(), ids.begin() + 4});
+  cache->mark();
+  feed_checked(*cache, {ids.begin(), ids.begin() + 4},
+               {ids.begin() + 4, ids.end()});
+  const Checkpoint saved = cache->checkpoint(rows - 1, {.block = 3});
+  ASSERT_EQ(saved.blocks.size(), 3U);
+  EXPECT_EQ(saved.blocks[2]->first, 6);
+  EXPECT_EQ(saved.blocks[2]->tokens, 2);
+  EXPECT_EQ(saved.bytes(), cache->checkpoint(rows - 1).bytes());
+  for (const Kind& other : kinds()) {
+    for (int64_t target = 0; target <= 8; ++target) {
+      const std::unique_ptr<Cache> to =
+          other.make(spec_of(model, rows, 12, dtype));
+      poison(*to);
+      feed_all(*to, model, some_ids(target % 5, 9));
+      const int64_t kept = reached(hybrid, target);
+      for (int64_t row = 0; row < rows; ++row) {
+        to->restore(saved, row, target);
+      }
+      ASSERT_EQ(to->validate(), std::vector<std::string>{});
+      ASSERT_EQ(lengths(*to), all(kept));
+      poison(*to);
+      feed_checked(*to, {ids.begin(), ids.begin() + kept}, {1, 2, 3}, 2);
+    }
+  }
+}
+
+// A text that goes on takes over whole blocks of the one before, and those only
+// that lie within what both begin with.
+TEST_P(CheckpointTest, BlocksAreSharedByTextsThatBeginAlike) {
+  const Ids ids = some_ids(8);
+  const std::unique_ptr<Cache> cache = make();
+  feed_checked(*cache, {}, ids);
+  const Checkpoint first = cache->checkpoint(0, {.block = 3});
+  feed_checked(*cache, ids, {1, 2});
+  const Checkpoint second =
+      cache->checkpoint(0, {.shared = &first, .same = 8, .block = 3});
+  ASSERT_EQ(second.blocks.size(), 4U);
+  EXPECT_EQ(second.blocks[0], first.blocks[0]);
+  EXPECT_EQ(second.blocks[1], first.blocks[1]);
+  EXPECT_NE(second.blocks[2], first.blocks[2]);  // it has 3 tokens now
+  EXPECT_EQ(second.blocks[3]->tokens, 1);
+  const Checkpoint third =
+      cache->checkpoint(0, {.shared = &first, .same = 5, .block = 3});
+  EXPECT_EQ(third.blocks[0], first.blocks[0]);
+  EXPECT_NE(third.blocks[1], first.blocks[1]);
+  for (const Checkpoint* saved : {&second, &third}) {
+    const std::unique_ptr<Cache> to = make();
+    for (int64_t row = 0; row < rows; ++row) {
+      to->restore(*saved, row);
+    }
+    feed_checked(*to, joined(ids, {1, 2}), {4});
+  }
+}
+
+// Fewer tokens than the row has: with states, up to a restore point.
+TEST_P(CheckpointTest, BlocksOfTheBeginningOfARow) {
+  const Ids ids = some_ids(8);
+  const std::unique_ptr<Cache> cache = make();
+  feed_checked(*cache, {}, {ids.begin(), ids.begin() + 4});
+  cache->mark();
+  feed_checked(*cache, {ids.begin(), ids.begin() + 4},
+               {ids.begin() + 4, ids.end()});
+  const Checkpoint saved = cache->checkpoint(0, {.block = 3, .length = 6});
+  const int64_t kept = hybrid ? 4 : 6;
+  EXPECT_EQ(saved.length, kept);
+  const std::unique_ptr<Cache> to = make();
+  for (int64_t row = 0; row < rows; ++row) {
+    EXPECT_EQ(to->restore(saved, row).reason, TruncationReason::kExact);
+  }
+  feed_checked(*to, {ids.begin(), ids.begin() + kept}, {1, 2});
+  EXPECT_EQ(cache->checkpoint(0, {.length = 2}).length, hybrid ? 0 : 2);
+}
+
 // What is fed, marked, truncated or reset later does not reach a checkpoint,
 // nor a checkpoint the cache.
 TEST_P(CheckpointTest, SharesNothingThatACacheWritesTo) {
@@ -236,6 +314,24 @@ TEST_P(RestoreErrors, DamagedContents) {
   from = saved;
   from.first[0] = 4;
   refuses(from, kv_error("0", "-1", "[2, 3, 4] float32 on cpu"));
+  const std::unique_ptr<Cache> source =
+      kinds()[GetParam()].make(spec_of(model, 1, 6));
+  source->restore(saved, 0);
+  const Checkpoint blocks = source->checkpoint(0, {.block = 2});
+  from = blocks;
+  from.blocks.pop_back();
+  refuses(from,
+          "[Cache::restore] blocks must hold 3 tokens but hold 2" + advice);
+  from = blocks;
+  from.blocks[1] = nullptr;
+  refuses(from,
+          "[Cache::restore] blocks must follow each other from 0 to 3 but "
+          "token 2 is not the first of one" +
+              advice);
+  auto damaged = std::make_shared<KvBlock>(*blocks.blocks[1]);
+  damaged->kv[1].v = at::zeros({2, 2, 4});
+  from.blocks[1] = damaged;
+  refuses(from, kv_error("1", "1", "[2, 2, 4] float32 on cpu"));
   from = saved;
   from.points.push_back(from.points[0]);
   refuses(from,

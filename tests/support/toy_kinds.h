@@ -15,6 +15,7 @@
 #include "kvcache/concat_cache.h"
 #include "kvcache/preallocated_cache.h"
 #include "kvcache/slot_cache.h"
+#include "kvcache/state_cache.h"
 #include "kvcache/window_cache.h"
 #include "src/step_numbers.h"
 
@@ -99,6 +100,12 @@ inline const std::vector<Kind>& kinds() {
            },
        .in_place = true,
        .growing = true},
+      {.name = "State",  // it marks by itself only beyond these lengths
+       .make =
+           [](CacheSpec spec) {
+             return std::make_unique<StateCache>(std::move(spec));
+           },
+       .in_place = true},
       {.name = "Window",
        .make = [](CacheSpec spec) { return make_window(std::move(spec)); },
        .in_place = true,

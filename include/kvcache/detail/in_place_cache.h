@@ -52,7 +52,7 @@ class InPlaceCache : public Cache {
   void resize(int64_t cells);
 
   void do_shape(StepData& step) override;
-  KvTensors do_export(int64_t row, int64_t index, int64_t first) const override;
+  KvTensors do_row(int64_t row, int64_t index) const override;
   void do_import(int64_t row, const Checkpoint& from, int64_t n) override;
   void do_reorder(std::span<const int64_t> rows) override;
   void do_memory(MemoryReport& report) const override;

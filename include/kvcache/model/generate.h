@@ -20,15 +20,28 @@
 #include "kvcache/model/language_model.h"
 #include "kvcache/model/sampler.h"
 #include "kvcache/model/tokenizer.h"
+#include "kvcache/reuse_report.h"
 
 namespace kvcache::model {
 
 class GraphRunner;  // kvcache/model/graph_model.h
+class PrefixCache;  // kvcache/model/prefix_cache.h
+struct Reuse;
 
 // Tokens of one prefill step, counted from position 0.
 inline constexpr int64_t kCanonicalChunk = 256;
 // New tokens when nobody says how many.
 inline constexpr int64_t kDefaultNewTokens = 256;
+
+// Guesses the next tokens from the text itself: what followed the last time
+// that it said the same. Several are then checked in one step, which reads the
+// weights once. The tokens stay those of plain decoding wherever the model is
+// row-exact; only their cost changes.
+struct PromptLookup {
+  int64_t drafts = 0;    // at most, per step; 0: off
+  int64_t longest = 3;   // tokens that must be the same, at most
+  int64_t shortest = 1;  // and at least
+};
 
 struct GenerateOptions {
   // At least 1. Empty: kDefaultNewTokens, or as many as fit.
@@ -44,6 +57,13 @@ struct GenerateOptions {
   // Decodes by its recorded steps, over the cache that it was made for, in the
   // place of plain ones. Prefill stays as it is. A Batcher has its own.
   GraphRunner* graphs = nullptr;
+  // Needs a cache, and goes without recorded steps. A Batcher ignores it.
+  PromptLookup lookup = {};
+  // Goes on from what earlier texts left there, and leaves its own. Its chunk
+  // must be the one above.
+  std::shared_ptr<PrefixCache> prefix = {};
+  Namespace space = {};             // of texts that may share
+  std::vector<int64_t> marks = {};  // ends of turns in the prompt, for it
   // Also report log-probabilities: of each token, and of the n best beside it.
   std::optional<int64_t> log_probs = {};
 };
@@ -79,6 +99,8 @@ struct GenerateTimings {
   double decode_ms = 0;
   int64_t prefill_tokens = 0;  // computed, not reused
   int64_t decode_steps = 0;    // new tokens but the first
+  int64_t drafted = 0;         // tokens that were guessed
+  int64_t accepted = 0;        // of them, right
   double prefill_tokens_per_second() const noexcept;  // 0 if none
   double decode_tokens_per_second() const noexcept;
 };
@@ -89,8 +111,9 @@ struct GenerateResult {
   std::vector<float> log_probs;  // of each of `tokens`
   std::vector<std::vector<ScoredToken>> best;  // of each of `tokens`
   FinishReason finish_reason = FinishReason::kLength;
-  uint64_t seed = 0;         // that the sampler used
-  int64_t reused = 0;        // tokens that the cache held before
+  uint64_t seed = 0;                        // that the sampler used
+  int64_t reused = 0;                       // tokens that the cache held before
+  std::shared_ptr<const Reuse> reuse = {};  // with a prefix cache, else null
   int64_t cache_length = 0;  // sequence - 1: the last token is not yet fed
   GenerateTimings timings;
 };

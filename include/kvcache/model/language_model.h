@@ -47,6 +47,13 @@ class LanguageModel {
   // Throws, naming the layer, if a cache was not made for this model.
   virtual void check_cache(const CacheSpec& spec) const = 0;
 
+  // A row's bits depend on nothing but its own tokens, however many come at a
+  // time and whatever comes along. Then a text can be taken up at any token;
+  // where it is false, at canonical chunks only.
+  virtual bool row_exact(Role) const noexcept { return false; }
+  // Prefilled tokens have the bits of decoded ones.
+  virtual bool roles_agree() const noexcept { return false; }
+
   // `ids` [B, T] int64, as the step's rows and tokens; ids of dead tokens are
   // not read. Returns float32 logits [B, 1, V], or [B, T, V] with all_logits;
   // 0 for dead tokens and idle rows. Does not commit.

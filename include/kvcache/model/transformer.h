@@ -55,9 +55,9 @@ class Transformer final : public LanguageModel {
   // for kOps: LibTorch's linears change their order of additions with the
   // number of rows. Equal calls still give equal bits, so prefill in canonical
   // chunks makes a warm run repeat a cold one.
-  bool row_exact(Role role) const noexcept;
+  bool row_exact(Role role) const noexcept override;
   // Prefilled tokens have the bits of decoded ones. False for kOps.
-  bool roles_agree() const noexcept;
+  bool roles_agree() const noexcept override;
   size_t weight_bytes() const noexcept;  // of linears and norms
 
   int64_t vocab_size() const noexcept override { return config().vocab_size; }

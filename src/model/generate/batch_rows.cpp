@@ -134,27 +134,46 @@ void BatchRows::prefill() {
   guard(row, [&] { return prefill_chunk(row); });
 }
 
+// As late as can be, so that it sees what others left meanwhile.
+void BatchRows::restore_prefix(int64_t row) {
+  Row& held = at(row);
+  const GenerateOptions& options = held.queued->request.options;
+  if (!options.prefix || held.prefix) return;
+  held.prefix.emplace(*options.prefix, cache_, row, held.sequence,
+                      options.space, options.marks);
+  GenerateResult& result = held.answer.result();
+  result.reuse = std::make_shared<Reuse>(held.prefix->reuse());
+  result.reused = cache_.lengths()[static_cast<size_t>(row)];
+}
+
 bool BatchRows::prefill_chunk(int64_t row) {
   Row& held = at(row);
   const auto start = Clock::now();
+  restore_prefix(row);
   const int64_t done = cache_.lengths()[static_cast<size_t>(row)];
   const int64_t chunk = held.queued->request.options.chunk;
-  const int64_t count = std::min(chunk - done % chunk, held.prompt - done);
-  const Tensor logits =
-      feed(model_, cache_,
-           ids_tensor(std::span<const int64_t>(held.sequence)
-                          .subspan(static_cast<size_t>(done),
-                                   static_cast<size_t>(count))),
-           {.role = Role::kPrefill}, row);
-  queue_.count([&](BatchStats& stats) {
-    ++stats.prefill_steps;
-    stats.prefill_tokens += count;
-  });
+  const int64_t end = held.prefix
+                          ? held.prefix->step_end(done)
+                          : std::min(done - done % chunk + chunk, held.prompt);
   GenerateTimings& timings = held.answer.result().timings;
-  timings.prefill_tokens += count;
+  Tensor logits;
+  if (held.prefix) logits = held.prefix->logits();
+  if (!logits.defined()) {
+    logits = feed(model_, cache_,
+                  ids_tensor(std::span<const int64_t>(held.sequence)
+                                 .subspan(static_cast<size_t>(done),
+                                          static_cast<size_t>(end - done))),
+                  {.role = Role::kPrefill}, row);
+    if (held.prefix) held.prefix->prefilled(end, logits);
+    queue_.count([&](BatchStats& stats) {
+      ++stats.prefill_steps;
+      stats.prefill_tokens += end - done;
+    });
+    timings.prefill_tokens += end - done;
+  }
   timings.prefill_ms += ms_since(start);
-  held.report_prefill(done + count);
-  if (done + count < held.prompt) return false;
+  held.report_prefill(std::min(end, held.prompt));
+  if (end < held.prompt) return false;
   prefilling_.pop_front();
   held.decoding = true;
   return held.answer.take(logits_row(logits));
@@ -220,6 +239,7 @@ void BatchRows::guard(int64_t row, Work work) {
 
 void BatchRows::finish(int64_t row) {
   Row& held = at(row);
+  if (held.prefix) held.prefix->keep(held.sequence);
   held.answer.result().cache_length =
       cache_.lengths()[static_cast<size_t>(row)];
   release(row, {.id = held.queued->id,

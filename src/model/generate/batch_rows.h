@@ -9,6 +9,7 @@
 #include "answer.h"
 #include "batch_decode.h"
 #include "batch_queue.h"
+#include "kvcache/model/prefix_cache.h"
 
 namespace kvcache::model {
 
@@ -32,13 +33,15 @@ class BatchRows {
     int64_t prompt;                  // tokens
     double queued_ms;
     Answer answer;
-    bool decoding = false;  // the whole prompt is in the cache
+    bool decoding = false;            // the whole prompt is in the cache
+    std::optional<PrefixRun> prefix;  // once its prefill has begun
   };
 
   bool drop_cancelled();
   bool admit();
   void admit_to(int64_t row, const QueuedRequestPtr& queued);
   void prefill();
+  void restore_prefix(int64_t row);
   bool prefill_chunk(int64_t row);
   void decode();
   void decode_alone(int64_t row);

@@ -9,6 +9,7 @@
 #include "kvcache/concat_cache.h"
 #include "kvcache/preallocated_cache.h"
 #include "kvcache/slot_cache.h"
+#include "kvcache/state_cache.h"
 
 namespace kvcache::model {
 namespace {
@@ -17,15 +18,20 @@ namespace {
 constexpr int64_t kFirstCells = 512;
 
 std::unique_ptr<Cache> make_preallocated(const LanguageModel& model,
-                                         const CacheOptions& options) {
+                                         const CacheOptions& options,
+                                         bool marks) {
   const int64_t capacity = options.capacity.value_or(model.context_length());
   PreallocatedOptions growth;
   if (options.grow) {
     growth.growth = Growth::kDoubling;
     growth.initial = std::min(kFirstCells, capacity);
   }
-  return std::make_unique<PreallocatedCache>(
-      model.cache_spec(options.rows, capacity), growth);
+  CacheSpec spec = model.cache_spec(options.rows, capacity);
+  if (marks) {
+    return std::make_unique<StateCache>(std::move(spec),
+                                        StateOptions{.storage = growth});
+  }
+  return std::make_unique<PreallocatedCache>(std::move(spec), growth);
 }
 
 std::unique_ptr<Cache> make_window(const LanguageModel& model,
@@ -46,6 +52,8 @@ std::string_view to_string(CacheKind kind) noexcept {
       return "preallocated";
     case CacheKind::kWindow:
       return "window";
+    case CacheKind::kState:
+      return "state";
     case CacheKind::kNone:
       break;
   }
@@ -54,11 +62,21 @@ std::string_view to_string(CacheKind kind) noexcept {
 
 std::optional<CacheKind> cache_kind(std::string_view name) noexcept {
   constexpr std::array kKinds = {CacheKind::kNone, CacheKind::kConcat,
-                                 CacheKind::kPreallocated, CacheKind::kWindow};
+                                 CacheKind::kPreallocated, CacheKind::kWindow,
+                                 CacheKind::kState};
   for (const CacheKind kind : kKinds) {
     if (to_string(kind) == name) return kind;
   }
   return std::nullopt;
+}
+
+CacheKind default_cache_kind(const LanguageModel& model) {
+  const CacheSpec spec = model.cache_spec(1, 1);
+  const bool states = std::any_of(
+      spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) {
+        return std::holds_alternative<RecurrentLayer>(layer);
+      });
+  return states ? CacheKind::kState : CacheKind::kPreallocated;
 }
 
 std::unique_ptr<Cache> make_cache(CacheKind kind, const LanguageModel& model,
@@ -68,7 +86,8 @@ std::unique_ptr<Cache> make_cache(CacheKind kind, const LanguageModel& model,
       return std::make_unique<ConcatCache>(
           model.cache_spec(options.rows, std::nullopt));
     case CacheKind::kPreallocated:
-      return make_preallocated(model, options);
+    case CacheKind::kState:
+      return make_preallocated(model, options, kind == CacheKind::kState);
     case CacheKind::kWindow:
       return make_window(model, options);
     case CacheKind::kNone:

@@ -8,8 +8,11 @@
 #include <utility>
 
 #include "answer.h"
+#include "drafts.h"
 #include "feed.h"
 #include "kvcache/model/graph_model.h"
+#include "kvcache/model/prefix_cache.h"
+#include "kvcache/speculation.h"
 #include "room.h"
 
 namespace kvcache::model {
@@ -60,6 +63,18 @@ class Generation {
         !options.graphs || &options.graphs->decoder().cache() == cache,
         "[generate] graphs must be over the cache that is given but are over "
         "another one; make a GraphRunner for it.");
+    const PromptLookup& lookup = options.lookup;
+    TORCH_CHECK_VALUE(
+        lookup.drafts == 0 ||
+            (cache && !options.graphs && lookup.drafts > 0 &&
+             lookup.shortest >= 1 && lookup.longest >= lookup.shortest),
+        "[generate] drafts need a cache, no recorded steps and 1 <= shortest "
+        "<= longest but got drafts=",
+        lookup.drafts, " shortest=", lookup.shortest,
+        " longest=", lookup.longest, "; 0 drafts turn them off.");
+    TORCH_CHECK_VALUE(
+        !options.prefix || cache,
+        "[generate] a prefix cache needs a cache to fill; give one.");
     answer_.emplace(model, sequence, options, hooks, new_tokens);
     answer_->result().reused = cache ? cache->lengths()[0] : 0;
   }
@@ -71,6 +86,7 @@ class Generation {
       answer_->finish_after_error();
       throw;
     }
+    if (prefix_) prefix_->keep(sequence_);
     answer_->result().cache_length = cache_ ? cache_->lengths()[0] : 0;
     return answer_->finish();
   }
@@ -85,8 +101,61 @@ class Generation {
     while (!over) {
       if (hooks_.stop.stop_requested()) return answer_->cancel();
       over = many_fit() ? replay_many()
-                        : answer_->take(logits_row(timed_decode()));
+             : options_.lookup.drafts > 0
+                 ? decode_with_drafts()
+                 : answer_->take(logits_row(timed_decode()));
     }
+  }
+
+  // One step over the last token and guesses of what follows it.
+  bool decode_with_drafts() {
+    const int64_t fed = cache_->lengths()[0];
+    int64_t most = std::min(options_.lookup.drafts, answer_->left() - 1);
+    while (most > 0 && !cache_->fits(most + 1)) --most;
+    const std::vector<int64_t> drafts =
+        draft_tokens(sequence_, options_.lookup, most);
+    if (drafts.empty()) return answer_->take(logits_row(timed_decode()));
+    const auto start = Clock::now();
+    std::vector<int64_t> ids = {sequence_.back()};
+    ids.insert(ids.end(), drafts.begin(), drafts.end());
+    Speculation speculation(*cache_);
+    const Tensor logits = feed(model_, *cache_, ids_tensor(ids),
+                               {.role = Role::kDecode, .all_logits = true});
+    timings().decode_ms += ms_since(start);
+    timings().drafted += static_cast<int64_t>(drafts.size());
+    int64_t right = 0;
+    bool over = false;
+    const auto keep = [&] { keep_drafts(speculation, fed, right + 1); };
+    try {
+      while (true) {
+        ++timings().decode_steps;
+        over = answer_->take(logits_row(logits, right));
+        if (over || right == static_cast<int64_t>(drafts.size()) ||
+            sequence_.back() != drafts[static_cast<size_t>(right)]) {
+          break;
+        }
+        ++right;
+      }
+    } catch (...) {
+      keep();
+      throw;
+    }
+    timings().accepted += right;
+    keep();
+    return over;
+  }
+
+  // The first `tokens` of those from position `fed` on stay in the cache.
+  void keep_drafts(Speculation& speculation, int64_t fed, int64_t tokens) {
+    const auto start = Clock::now();
+    const int64_t again = speculation.accept(tokens);
+    if (again > 0) {
+      const auto from = std::span<const int64_t>(sequence_).subspan(
+          static_cast<size_t>(fed + tokens - again),
+          static_cast<size_t>(again));
+      feed(model_, *cache_, ids_tensor(from), {.role = Role::kDecode});
+    }
+    timings().decode_ms += ms_since(start);
   }
 
   bool many_fit() const {
@@ -143,6 +212,7 @@ class Generation {
       if (hooks_.on_prefill) hooks_.on_prefill(total, total);
       return logits;
     }
+    if (options_.prefix) return prefill_behind_prefix(prompt);
     const auto held = cache_->lengths()[0];
     Tensor logits = prefill(
         model_, *cache_, ids_tensor(prompt.subspan(static_cast<size_t>(held))),
@@ -150,6 +220,28 @@ class Generation {
          .stop = hooks_.stop,
          .progress = hooks_.on_prefill});
     timings().prefill_tokens = cache_->lengths()[0] - held;
+    return logits;
+  }
+
+  Tensor prefill_behind_prefix(std::span<const int64_t> prompt) {
+    prefix_.emplace(*options_.prefix, *cache_, 0, prompt, options_.space,
+                    options_.marks);
+    answer_->result().reuse = std::make_shared<Reuse>(prefix_->reuse());
+    answer_->result().reused = cache_->lengths()[0];
+    const auto total = static_cast<int64_t>(prompt.size());
+    Tensor logits = prefix_->logits();
+    for (int64_t done = cache_->lengths()[0]; done < total;) {
+      if (hooks_.stop.stop_requested()) return {};
+      const int64_t end = prefix_->step_end(done);
+      logits = feed(model_, *cache_,
+                    ids_tensor(prompt.subspan(static_cast<size_t>(done),
+                                              static_cast<size_t>(end - done))),
+                    {.role = Role::kPrefill});
+      timings().prefill_tokens += end - done;
+      done = end;
+      prefix_->prefilled(done, logits);
+      if (hooks_.on_prefill) hooks_.on_prefill(done, total);
+    }
     return logits;
   }
 
@@ -176,6 +268,7 @@ class Generation {
   const GenerateOptions& options_;
   const GenerateHooks& hooks_;
   std::optional<Answer> answer_;
+  std::optional<PrefixRun> prefix_;
 };
 
 }  // namespace

@@ -47,7 +47,8 @@ class FamiliesTest : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, FamiliesTest,
                          testing::Values("gpt2", "llama", "llama_bias",
                                          "llama_rope3", "mistral", "qwen2",
-                                         "qwen3"),
+                                         "qwen3", "qwen3_5", "qwen3_5_three",
+                                         "qwen3_5_seeing"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(FamiliesTest, GreedyTextsAndScoresAreTransformers) {

@@ -276,8 +276,10 @@ TEST(CacheFactoryTest, NamesAndKinds) {
   for (const CacheKind kind : kKinds) {
     EXPECT_EQ(cache_kind(to_string(kind)), kind);
   }
-  EXPECT_EQ(cache_kind("state"), std::nullopt);
+  EXPECT_EQ(cache_kind("state"), CacheKind::kState);
+  EXPECT_EQ(cache_kind("paged"), std::nullopt);
   const auto model = FakeModel::hashed(64, 2000);
+  EXPECT_EQ(default_cache_kind(*model), CacheKind::kPreallocated);
   EXPECT_EQ(make_cache(CacheKind::kNone, *model), nullptr);
   EXPECT_EQ(make_cache(CacheKind::kPreallocated, *model)->capacity(), 2000);
   EXPECT_EQ(

@@ -19,8 +19,12 @@ class ToyLanguageModel final : public LanguageModel {
   // The embedding of this id is NaN, and so is all that comes after it.
   static constexpr int64_t kPoison = toy::kVocabulary - 1;
 
-  explicit ToyLanguageModel(toy::Variant variant, int64_t context = 64)
-      : model_(toy::make_model(variant)), context_(context) {
+  // `says_exact`: what it says of itself; it is row-exact in any case.
+  explicit ToyLanguageModel(toy::Variant variant, int64_t context = 64,
+                            bool says_exact = true)
+      : model_(toy::make_model(variant)),
+        context_(context),
+        says_exact_(says_exact) {
     for (int e = 0; e < toy::kWidth; ++e) {
       model_.embedding[static_cast<size_t>(kPoison * toy::kWidth + e)] =
           std::numeric_limits<float>::quiet_NaN();
@@ -43,6 +47,9 @@ class ToyLanguageModel final : public LanguageModel {
     TORCH_CHECK_VALUE(spec.layers == model_.layers,
                       "[ToyLanguageModel::check_cache] layers differ.");
   }
+
+  bool row_exact(Role) const noexcept override { return says_exact_; }
+  bool roles_agree() const noexcept override { return says_exact_; }
 
   Tensor forward(const Tensor& ids, Step& step,
                  const ForwardOptions& options) const override {
@@ -80,6 +87,7 @@ class ToyLanguageModel final : public LanguageModel {
   void score(const float* hidden, float* logits) const {
     constexpr float kSharp = 8;  // so that texts are not all one token
     for (int id = 0; id < kPoison; ++id) {
+      logits[id] = 0;  // what an earlier token of the row said
       for (int e = 0; e < toy::kWidth; ++e) {
         logits[id] +=
             kSharp * hidden[e] *
@@ -91,6 +99,7 @@ class ToyLanguageModel final : public LanguageModel {
 
   toy::Model model_;
   int64_t context_;
+  bool says_exact_;
 };
 
 }  // namespace kvcache::model

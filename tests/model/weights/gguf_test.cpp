@@ -43,6 +43,7 @@ TEST_F(Gguf, ReadsEachTypeOfMetadata) {
   writer.array<uint16_t>("u16s", kU16, {1, 2, 65535});
   writer.array<float>("f32s", kF32, {0.25F, -1.0F});
   writer.array<double>("f64s", kF64, {0.25});
+  writer.array<uint8_t>("flags", kBool, {1, 0, 1});
   writer.texts("texts", {"", "a", "bc"}).texts("none", {});
   const GgufFile& file = open(writer);
 
@@ -62,12 +63,14 @@ TEST_F(Gguf, ReadsEachTypeOfMetadata) {
   EXPECT_THAT(file.integers("u16s"), ElementsAre(1, 2, 65535));
   EXPECT_THAT(file.numbers("f32s"), ElementsAre(0.25F, -1.0F));
   EXPECT_THAT(file.numbers("f64s"), ElementsAre(0.25F));
+  EXPECT_THAT(*file.find_bools("flags"), ElementsAre(true, false, true));
+  EXPECT_FALSE(file.find_bools("absent").has_value());
   EXPECT_THAT(file.strings("texts"), ElementsAre("", "a", "bc"));
   EXPECT_TRUE(file.strings("none").empty());
   EXPECT_TRUE(file.is_array("texts"));
   EXPECT_FALSE(file.is_array("text"));
   EXPECT_FALSE(file.is_array("absent"));
-  EXPECT_EQ(file.keys().size(), 18U);
+  EXPECT_EQ(file.keys().size(), 19U);
   EXPECT_EQ(file.keys().front(), "u8");
   EXPECT_EQ(file.describe("texts"), "3 x str");
   EXPECT_EQ(file.describe("i8"), "-1");
@@ -123,6 +126,8 @@ TEST_F(Gguf, AValueOfAnotherTypeIsAnErrorWithTheKeysName) {  // K84
               HasSubstr("must be a whole number but is f32"));
   EXPECT_THAT(error_text([&] { file.number("eps"); }),
               HasSubstr("must be a floating-point number but is u32"));
+  EXPECT_THAT(error_text([&] { file.find_bools("tokenizer.ggml.merges"); }),
+              HasSubstr("must be an array of bools but is an array of i32"));
   EXPECT_THAT(error_text([&] { file.strings("count"); }),
               HasSubstr("must be an array of texts but is f32"));
   EXPECT_THAT(error_text([&] { file.integer("large"); }),
