@@ -75,6 +75,7 @@ using RowTypes = ::testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(RowLoopsTest, RowTypes);
 
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double gelu(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
 double gelu_tanh(double x) {
   const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
@@ -88,7 +89,8 @@ TYPED_TEST(RowLoopsTest, ActivationsAreThoseOfFloat64) {
         std::pair<typename RowLoops<T>::Activate, double (*)(double)>>
         pairs = {{loops.silu, silu},
                  {loops.gelu, gelu},
-                 {loops.gelu_tanh, gelu_tanh}};
+                 {loops.gelu_tanh, gelu_tanh},
+                 {loops.sigmoid, sigmoid}};
     for (const auto& [loop, reference] : pairs) {
       for (const float scale : {0.01F, 1.0F, 12.0F, 100.0F}) {
         const auto x = random_values<T>(1000, scale, 1);
@@ -138,7 +140,8 @@ TYPED_TEST(RowLoopsTest, ActivationsHaveTheSameBitsAtAnyWidth) {
   using T = TypeParam;
   this->on_each_level([](const RowLoops<T>& loops) {
     const auto x = random_values<T>(200, 6.0F, 3);
-    for (const auto loop : {loops.silu, loops.gelu, loops.gelu_tanh}) {
+    for (const auto loop :
+         {loops.silu, loops.gelu, loops.gelu_tanh, loops.sigmoid}) {
       std::vector<T> alone(x.size()), out(x.size());
       for (size_t i = 0; i < x.size(); ++i) {
         loop(&alone[i], &x[i], &x[i], 1);
@@ -183,6 +186,21 @@ TYPED_TEST(RowLoopsTest, NormsAreThoseOfFloat64) {
           expect_close(out[i], wanted, 8.0, 1e-5);
         }
       }
+    }
+  });
+}
+
+// Adding alone is what the norm does before it: what leaves a part of a model
+// has the bits that its next layer would have made.
+TYPED_TEST(RowLoopsTest, AddingIsTheNormsOwn) {
+  using T = TypeParam;
+  this->on_each_level([](const RowLoops<T>& loops) {
+    auto residual = random_values<float>(33, 4.0F, 1);
+    const auto before = residual;
+    const auto delta = random_values<T>(33, 2.0F, 2);
+    loops.add(residual.data(), delta.data(), 33);
+    for (size_t i = 0; i < residual.size(); ++i) {
+      EXPECT_EQ(residual[i], before[i] + widened(delta[i]));
     }
   });
 }
