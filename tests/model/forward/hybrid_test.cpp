@@ -110,6 +110,44 @@ TEST_P(HybridTest, K49RejectedDraftsLeaveNothing) {
   }
 }
 
+// Taken up at any token by any kind, twice: what was run from it left the
+// checkpoint as it was, also where fewer tokens came than a convolution keeps.
+TEST_P(HybridTest, ACheckpointAtAnyTokenContinuesTheColdRun) {
+  const Ids ids = some_ids(12);
+  const Tensor cold = all_logits(*model, ids, Kind::kNone, 0);
+  for (const int64_t kept : {1, 2, 3, 4, 6, 11}) {
+    const auto source = make_cache(Kind::kConcat, *model, 1, 24);
+    step(*model, *source, as_row({ids.data(), static_cast<size_t>(kept)}));
+    const Checkpoint checkpoint = source->checkpoint(0);
+    const RestorePoint before{kept, checkpoint.points.back()->conv.clone(),
+                              checkpoint.points.back()->state.clone()};
+    for (const int64_t first : {int64_t{1}, 12 - kept}) {
+      const auto cache = make(*model, 1, 24);
+      cache->restore(checkpoint, 0);
+      const Ids rest(ids.begin() + kept, ids.end());
+      const Tensor warm =
+          feed(*model, *cache, rest,
+               std::vector<int64_t>(static_cast<size_t>((12 - kept) / first),
+                                    first));
+      EXPECT_TRUE(at::equal(warm, cold.narrow(0, kept, 12 - kept))) << kept;
+      EXPECT_TRUE(at::equal(checkpoint.points.back()->conv, before.conv));
+      EXPECT_TRUE(at::equal(checkpoint.points.back()->state, before.state));
+    }
+  }
+}
+
+// Three layers: a float32 state, and inputs of the convolution as they run.
+TEST_P(HybridTest, MemoryIsTheStatesAndConvolutionInputs) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto of = random_model(hybrid_config(), dtype);
+    const auto cache = make(*of, 1, 24);
+    feed(*of, *cache, some_ids(2), {2});
+    const MemoryReport report = cache->memory();
+    EXPECT_EQ(report.recurrent.used, 3u * 4 * 8 * 8 * sizeof(float));
+    EXPECT_EQ(report.conv.used, 3u * 64 * 3 * c10::elementSize(dtype));
+  }
+}
+
 // Row 1 is ours, behind dead tokens whose ids are none, among a row that sits
 // out and one of other tokens; then it decodes while others idle.
 TEST_P(HybridTest, NeighboursPaddingAndIdleRowsChangeNothing) {
