@@ -60,7 +60,9 @@ TEST_P(HybridTest, ChunksOfAnySizeGiveTheStatelessBits) {
     const auto of = random_model(hybrid_config(), dtype);
     EXPECT_TRUE(of->row_exact(Role::kDecode));
     const Tensor alone = all_logits(*of, ids, Kind::kNone, 0);
-    for (const int64_t chunk : {1, 2, 3, 7, 33, 40}) {
+    const Ids chunks =
+        dtype == at::kFloat ? Ids{1, 2, 3, 7, 33, 40} : Ids{1, 7};
+    for (const int64_t chunk : chunks) {
       const auto cache = make(*of, 1, 40);
       std::vector<int64_t> parts;
       for (int64_t at = 0; at < 40; at += chunk) {
