@@ -288,7 +288,7 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
                          values_of(positions), values_of(limits)};
   const std::vector<int64_t> wanted = wanted_tokens(spans, options);
   // Made outside of inference mode, so that a caller may change it in place.
-  const Tensor out = at::zeros(
+  Tensor out = at::zeros(
       {spans.rows, outputs_per_row(options, spans.per_row),
        options.return_hidden ? config_.hidden_size : config_.vocab_size},
       at::TensorOptions(at::kFloat));

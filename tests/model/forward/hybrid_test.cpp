@@ -145,8 +145,8 @@ TEST_P(HybridTest, MemoryIsTheStatesAndConvolutionInputs) {
     const auto cache = make(*of, 1, 24);
     feed(*of, *cache, some_ids(2), {2});
     const MemoryReport report = cache->memory();
-    EXPECT_EQ(report.recurrent.used, 3u * 4 * 8 * 8 * sizeof(float));
-    EXPECT_EQ(report.conv.used, 3u * 64 * 3 * c10::elementSize(dtype));
+    EXPECT_EQ(report.recurrent.used, size_t{3} * 4 * 8 * 8 * sizeof(float));
+    EXPECT_EQ(report.conv.used, size_t{3} * 64 * 3 * c10::elementSize(dtype));
   }
 }
 
