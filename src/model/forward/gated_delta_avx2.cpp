@@ -12,6 +12,7 @@ namespace kvcache::model::avx2 {
 namespace {
 // clang-format off
 #include "kernels/vec_avx2.inc"
+#include "src/model/forward/gated_delta_math.inc"
 #include "src/model/forward/gated_delta.inc"
 // clang-format on
 }  // namespace

@@ -10,6 +10,7 @@ namespace kvcache::model::portable {
 namespace {
 // clang-format off
 #include "kernels/vec_portable.inc"
+#include "src/model/forward/gated_delta_math.inc"
 #include "src/model/forward/gated_delta.inc"
 // clang-format on
 }  // namespace
