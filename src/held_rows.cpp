@@ -114,8 +114,13 @@ std::shared_ptr<const KvBlock> take_block(const std::vector<KvTensors>& rows,
   int64_t offset = 0;
   const auto copied = [&](const Tensor& cells) {
     const int64_t count = cells.size(0) * tokens * cells.size(2);
-    const Tensor to = all.narrow(0, offset, count)
-                          .view({cells.size(0), tokens, cells.size(2)});
+    // In the order of the cells, so that it is one plain copy.
+    const bool by_position = cells.stride(1) > cells.stride(0);
+    const Tensor flat = all.narrow(0, offset, count);
+    const Tensor to =
+        by_position
+            ? flat.view({tokens, cells.size(0), cells.size(2)}).transpose(0, 1)
+            : flat.view({cells.size(0), tokens, cells.size(2)});
     offset += count;
     Tensor(to).copy_(cells.narrow(1, first, tokens));
     return to;

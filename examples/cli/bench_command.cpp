@@ -64,6 +64,8 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
                  const Speed& speed) {
   const std::string dtype =
       engine.model->dtype() == at::kFloat ? "float32" : "bfloat16";
+  const std::string kind(
+      model::to_string(options.model.cache_kind(*engine.model)));
   if (options.json) {
     Json json;
     json["decode_tokens_per_second"] = speed.decode;
@@ -71,7 +73,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
     json["context"] = length;
     json["decoded"] = options.decode;
     json["dtype"] = dtype;
-    json["cache"] = options.model.cache;
+    json["cache"] = kind;
     json["threads"] = thread_count();
     json["weight_bytes"] = engine.model->weight_bytes();
     json["load_ms"] = engine.load_ms;
@@ -84,7 +86,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
                 "%6lld tokens: prefill %8.1f tok/s, decode %7.1f tok/s (%s, "
                 "%s)\n",
                 static_cast<long long>(length), speed.prefill, speed.decode,
-                dtype.c_str(), options.model.cache.c_str());
+                dtype.c_str(), kind.c_str());
   write_out(line);
 }
 

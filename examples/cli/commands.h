@@ -12,6 +12,7 @@ void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_batch(CLI::App& app);
+void add_choose(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_bench(CLI::App& app);
 

@@ -81,7 +81,7 @@ void write_result(const Options& options, std::span<const int64_t> prompt,
     return;
   }
   Json json = result_json(prompt, result, engine, options.model, cache);
-  json["reuse"] = reuse_json(result);
+  if (result.reuse) json["reuse"] = reuse_json(result);
   if (options.log_probs.value_or(0) > 0) {
     json["top_logprobs"] = best_json(result);
   }

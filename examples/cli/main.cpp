@@ -31,6 +31,7 @@ void describe(CLI::App& app) {
   add_tokenize(app);
   add_inspect(app);
   add_batch(app);
+  add_choose(app);
   add_verify(app);
   add_bench(app);
   app.footer(

@@ -82,8 +82,10 @@ Namespace space_of(const Engine& engine, const std::string& name) {
 }
 
 Json reuse_json(const model::GenerateResult& result) {
-  if (!result.reuse) return nullptr;
-  const LookupReport& report = result.reuse->report;
+  return result.reuse ? report_json(result.reuse->report) : Json(nullptr);
+}
+
+Json report_json(const LookupReport& report) {
   Json json;
   json["matched"] = report.matched;
   json["restored"] = report.restored;

@@ -28,5 +28,6 @@ Namespace space_of(const Engine& engine, const std::string& name);
 // "matched", "restored", "computed", "decoded", "reason", "first_different";
 // null without a prefix cache.
 Json reuse_json(const model::GenerateResult& result);
+Json report_json(const LookupReport& report);
 
 }  // namespace kvcache::cli

@@ -23,6 +23,7 @@ struct ForwardOptions {
   bool fused = false;
   at::ScalarType dtype = at::kFloat, conv_dtype = at::kFloat;
   std::function<void(int64_t layer, Stage stage)> hook = {};
+  const float* hidden = nullptr;  // [rows * tokens, E] in place of embeddings
 };
 
 // One forward of a step; `ids` [rows * tokens] with kDead for padding. Returns
@@ -37,6 +38,10 @@ class Forward {
         rows_(step.rows()),
         tokens_(step.tokens()),
         hidden_(static_cast<size_t>(rows_ * tokens_ * kWidth)) {
+    if (options.hidden != nullptr) {
+      std::copy_n(options.hidden, hidden_.size(), hidden_.data());
+      return;
+    }
     const auto* position = step.positions().data_ptr<int64_t>();
     for (int64_t i = 0; i < rows_ * tokens_; ++i) {
       embed(model, ids[static_cast<size_t>(i)], position[i], at(i));

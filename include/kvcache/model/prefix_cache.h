@@ -86,6 +86,7 @@ class PrefixRun {
  public:
   // Looks up `prompt`, and restores what it finds into the row, unless that
   // holds as much of it already. `marks`: ends of turns, for the placement.
+  // Throws for a cache with rings, of which no block can be kept.
   PrefixRun(PrefixCache& prefix, Cache& cache, int64_t row,
             std::span<const int64_t> prompt, const Namespace& space,
             std::span<const int64_t> marks = {});

@@ -2,6 +2,7 @@
 // for any CPU.
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "src/model/forward/gated_delta_table.h"
 

@@ -88,6 +88,8 @@ PrefixRun::PrefixRun(PrefixCache& prefix, Cache& cache, int64_t row,
       row_(row),
       prompt_(static_cast<int64_t>(prompt.size())),
       space_(space) {
+  // A ring cannot be kept: said here, not by never reusing anything.
+  cache.checkpoint(row, BlockOptions{.length = 0});
   restore(prompt);
   const int64_t held = cache.lengths()[static_cast<size_t>(row)];
   if (has_states(cache.spec()) && held < prompt_) {

@@ -155,7 +155,7 @@ class BatcherModelsTest
 INSTANTIATE_TEST_SUITE_P(
     Models, BatcherModelsTest,
     testing::Combine(testing::Values("gpt2", "llama", "llama_rope3", "mistral",
-                                     "qwen3"),
+                                     "qwen3", "qwen3_5"),
                      testing::Values(at::kFloat, at::kBFloat16)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param)) + "_" +
