@@ -161,8 +161,8 @@ std::string layout_of(std::span<const CacheSpec> parts);
 
 // Safe to share between threads. Bytes are those of unique storages of all that
 // is kept or held by hits; with what puts were promised they never exceed
-// max_bytes. Besides, 4 bytes of bookkeeping per distinct token, and about 1 KB
-// per checkpoint.
+// max_bytes. Besides, 4 bytes of bookkeeping per distinct token, and about 2 KB
+// per text.
 //
 // Cost: lookup and put O(tokens); a put copies nothing but what make() copies,
 // and holds no lock meanwhile.

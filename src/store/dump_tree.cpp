@@ -39,24 +39,20 @@ class TreeText {
     while (!todo.empty()) {
       const auto [node, level] = todo.back();
       todo.pop_back();
+      if (node->texts == 0) continue;  // only remembered
       if (level > 0) write(*node, level);
-      std::vector<const Node*> children;
-      for (const auto& [key, child] : node->children) {
-        children.push_back(child.get());
+      for (auto at = node->branches.rbegin(); at != node->branches.rend();
+           ++at) {
+        todo.emplace_back(at->second.get(), level + 1);
       }
-      std::sort(children.begin(), children.end(),
-                [](const Node* a, const Node* b) {
-                  return a->edge.front() > b->edge.front();
-                });
-      for (const Node* child : children) todo.emplace_back(child, level + 1);
     }
   }
 
  private:
   void write(const Node& node, int level) {
     indent(level);
-    out_ << node.edge.size() << " tokens, " << node.texts
-         << (node.texts == 1 ? " text" : " texts");
+    out_ << "tokens [" << node.start << ", " << node.live_end() << "), "
+         << node.texts << (node.texts == 1 ? " text" : " texts");
     if (tokens_) write_tokens(node);
     out_ << '\n';
     for (const auto& [slot, unit] : node.slots) {
@@ -66,14 +62,14 @@ class TreeText {
 
   void write_tokens(const Node& node) {
     out_ << ':';
-    for (size_t i = 0; i < std::min(kTokensShown, node.edge.size()); ++i) {
-      if (node.edge[i] < 0) {
+    for (size_t i = 0; i < std::min(kTokensShown, node.keys.size()); ++i) {
+      if (node.keys[i] < 0) {
         out_ << " <adapter>";
       } else {
-        out_ << ' ' << node.edge[i];
+        out_ << ' ' << node.keys[i];
       }
     }
-    if (node.edge.size() > kTokensShown) out_ << " ...";
+    if (node.keys.size() > kTokensShown) out_ << " ...";
   }
 
   void write(const Unit& unit, int level) {
@@ -106,25 +102,28 @@ class TreeText {
 
 void check_node(const Node& node, std::vector<std::string>& broken) {
   int64_t texts = 0;
-  for (const auto& [variant, passing] : node.passing) {
-    texts += static_cast<int64_t>(passing.size());
+  for (const auto& [variant, exits] : node.passing) {
+    texts += static_cast<int64_t>(exits.size());
   }
   const std::string place =
-      " of the node that ends at depth " + std::to_string(node.end);
+      " of the node that starts at depth " + std::to_string(node.start);
   if (texts != node.texts) broken.push_back("the count of texts" + place);
-  if (node.parent != nullptr && node.parent->end != node.start()) {
-    broken.push_back("the place" + place);
-  }
-  if (node.parent != nullptr && node.texts == 0 && node.children.empty() &&
-      node.slots.empty()) {
-    broken.push_back("nothing is left" + place);
-  }
+  int64_t needed = node.live_end();
   for (const auto& [slot, unit] : node.slots) {
+    needed = std::max(needed, slot.first);
     if (unit->node != &node || unit->depth != slot.first ||
-        slot.first <= node.start() || slot.first > node.end) {
+        slot.first <= node.start || slot.first > node.end()) {
       broken.push_back("a checkpoint" + place);
     }
   }
+  for (const auto& [fork, branch] : node.branches) {
+    needed = std::max(needed, fork.first);
+    if (branch->parent != &node || branch->start != fork.first ||
+        branch->keys.empty() || branch->keys.front() != fork.second) {
+      broken.push_back("a branch" + place);
+    }
+  }
+  if (needed != node.end()) broken.push_back("the end" + place);
 }
 
 void check_tree(const Root& root, std::vector<std::string>& broken) {
@@ -133,11 +132,8 @@ void check_tree(const Root& root, std::vector<std::string>& broken) {
     const Node* node = todo.back();
     todo.pop_back();
     check_node(*node, broken);
-    for (const auto& [key, child] : node->children) {
-      if (child->edge.empty() || child->edge.front() != key) {
-        broken.emplace_back("an edge begins with another key");
-      }
-      todo.push_back(child.get());
+    for (const auto& [fork, branch] : node->branches) {
+      todo.push_back(branch.get());
     }
   }
 }
@@ -181,8 +177,14 @@ std::vector<std::string> CheckpointStore::validate() const {
     ranked += text->pinned ? 0 : static_cast<int64_t>(text->units.size());
     if (text->pinned) pinned += store::bytes_of(text->held->uses());
     if (text->units.empty() ||
-        text->units.rbegin()->second->depth != text->end->end) {
+        text->units.rbegin()->second->depth != text->depth) {
       broken.push_back("the end of text " + std::to_string(id));
+    }
+    const auto exits = text->end->passing.find(text->variant);
+    if (exits == text->end->passing.end() ||
+        !exits->second.contains(
+            {.depth = text->depth, .id = id, .text = text.get()})) {
+      broken.push_back("the path of text " + std::to_string(id));
     }
     if (impl.account->missing(text->held->uses()) > 0) {
       broken.push_back("bytes of text " + std::to_string(id) +

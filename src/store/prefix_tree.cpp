@@ -3,62 +3,28 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "text_index.h"
 
 namespace kvcache::store {
-namespace {
 
-// The lower part stays the same object, so that texts that end there need not
-// be told.
-Node& split(Node& lower, int64_t depth) {
-  auto made = std::make_unique<Node>();
-  Node& upper = *made;
-  Node& parent = *lower.parent;
-  const auto cut = lower.edge.begin() + (depth - lower.start());
-  upper.parent = &parent;
-  upper.end = depth;
-  upper.edge.assign(lower.edge.begin(), cut);
-  upper.passing = lower.passing;
-  upper.texts = lower.texts;
-  while (!lower.slots.empty() && lower.slots.begin()->first.first <= depth) {
-    auto slot = lower.slots.extract(lower.slots.begin());
-    slot.mapped()->node = &upper;
-    upper.slots.insert(std::move(slot));
+int64_t Node::live_end() const {
+  int64_t deepest = start;
+  for (const auto& [variant, exits] : passing) {
+    deepest = std::max(deepest, exits.rbegin()->depth);
   }
-  lower.edge.erase(lower.edge.begin(), cut);
-  auto& place = parent.children.at(upper.edge.front());
-  upper.children.emplace(lower.edge.front(), std::move(place));
-  lower.parent = &upper;
-  place = std::move(made);
-  return upper;
-}
-
-// `upper` into its only child, which stays.
-void join(Node& upper) {
-  Node& parent = *upper.parent;
-  auto& place = parent.children.at(upper.edge.front());
-  const std::unique_ptr<Node> dropped = std::move(place);
-  place = std::move(upper.children.begin()->second);
-  upper.children.clear();
-  Node& lower = *place;
-  lower.parent = &parent;
-  lower.edge.insert(lower.edge.begin(), upper.edge.begin(), upper.edge.end());
-  for (auto& [slot, unit] : upper.slots) unit->node = &lower;
-  lower.slots.merge(upper.slots);
-}
-
-}  // namespace
-
-bool NewestFirst::operator()(const Text* a, const Text* b) const noexcept {
-  return a->id > b->id;
+  return deepest;
 }
 
 Node::~Node() {
   std::vector<std::unique_ptr<Node>> below;
   const auto take = [&below](Node& node) {
-    for (auto& [key, child] : node.children) below.push_back(std::move(child));
-    node.children.clear();
+    for (auto& [fork, branch] : node.branches) {
+      below.push_back(std::move(branch));
+    }
+    node.branches.clear();
   };
   take(*this);
   while (!below.empty()) {
@@ -87,69 +53,171 @@ Key::Key(const char* function, std::span<const int64_t> tokens,
 }
 
 Match match(Node& top, std::span<const int32_t> keys) {
-  Match found{.path = {&top}};
-  const int64_t n = static_cast<int64_t>(keys.size());
-  while (found.depth < n && !found.ends_in_edge()) {
-    const auto child = found.last().children.find(keys[found.depth]);
-    if (child == found.last().children.end()) break;
-    const auto& edge = child->second->edge;
+  Match found;
+  const auto n = static_cast<int64_t>(keys.size());
+  for (Node* node = &top; node != nullptr;) {
     const auto rest = keys.subspan(static_cast<size_t>(found.depth));
-    const auto same =
-        std::mismatch(edge.begin(), edge.end(), rest.begin(), rest.end());
-    found.path.push_back(child->second.get());
-    found.depth += same.first - edge.begin();
+    const auto same = std::mismatch(node->keys.begin(), node->keys.end(),
+                                    rest.begin(), rest.end());
+    found.depth += same.first - node->keys.begin();
+    found.path.push_back({.node = node, .depth = found.depth});
+    if (found.depth == n) break;
+    const auto branch = node->branches.find({found.depth, keys[found.depth]});
+    node = branch == node->branches.end() ? nullptr : branch->second.get();
   }
   return found;
 }
 
 Node& reach(Node& top, std::span<const int32_t> keys) {
   const Match found = match(top, keys);
-  Node& at = ending_at(found.last(), found.depth);
+  Node& last = *found.path.back().node;
   const auto rest = keys.subspan(static_cast<size_t>(found.depth));
-  if (rest.empty()) return at;
+  if (rest.empty()) return last;
+  if (last.parent != nullptr && found.depth == last.end()) {
+    last.keys.insert(last.keys.end(), rest.begin(), rest.end());
+    return last;
+  }
   auto made = std::make_unique<Node>();
   Node& node = *made;
-  node.parent = &at;
-  node.end = static_cast<int64_t>(keys.size());
-  node.edge.assign(rest.begin(), rest.end());
-  at.children.emplace(rest.front(), std::move(made));
+  node.parent = &last;
+  node.start = found.depth;
+  node.keys.assign(rest.begin(), rest.end());
+  last.branches.emplace(Node::Fork(found.depth, rest.front()), std::move(made));
   return node;
 }
 
-Node& ending_at(Node& node, int64_t depth) {
+Node& holder(Node& node, int64_t depth) {
   Node* at = &node;
-  while (at->start() >= depth && at->parent != nullptr) at = at->parent;
-  return at->end == depth ? *at : split(*at, depth);
+  while (at->start >= depth && at->parent != nullptr) at = at->parent;
+  return *at;
 }
 
-void enter(Node& node, Text& text, const Variant& variant) {
+void enter(Node& node, int64_t depth, Text& text, const Variant& variant) {
   for (Node* at = &node; at != nullptr; at = at->parent) {
-    at->texts += at->passing[variant].insert(&text).second ? 1 : 0;
+    at->passing[variant].insert({.depth = depth, .id = text.id, .text = &text});
+    ++at->texts;
+    depth = at->start;
   }
 }
 
-void leave(Node& node, Text& text, const Variant& variant, int64_t below) {
-  for (Node* at = &node; at != nullptr && at->end > below; at = at->parent) {
-    const auto texts = at->passing.find(variant);
-    texts->second.erase(&text);
+void leave(Node& node, int64_t depth, Text& text, const Variant& variant) {
+  for (Node* at = &node; at != nullptr; at = at->parent) {
+    const auto exits = at->passing.find(variant);
+    exits->second.erase({.depth = depth, .id = text.id, .text = &text});
     --at->texts;
-    if (texts->second.empty()) at->passing.erase(texts);
+    if (exits->second.empty()) at->passing.erase(exits);
+    depth = at->start;
+  }
+}
+
+namespace {
+
+// Texts of a node that go on behind `depth`, counted up to `most`.
+int64_t going_on(const Node& node, int64_t depth, int64_t most) {
+  int64_t count = 0;
+  for (const auto& [variant, exits] : node.passing) {
+    for (auto at = exits.rbegin();
+         at != exits.rend() && at->depth > depth && count < most; ++at) {
+      ++count;
+    }
+  }
+  return count;
+}
+
+// All of `from` behind `depth` is now of `to`.
+void move_behind(Node& from, int64_t depth, Node& to) {
+  const auto cut = from.keys.begin() + (depth - from.start);
+  to.keys.insert(to.keys.end(), cut, from.keys.end());
+  from.keys.erase(cut, from.keys.end());
+  while (!from.slots.empty() && from.slots.rbegin()->first.first > depth) {
+    auto slot = from.slots.extract(std::prev(from.slots.end()));
+    slot.mapped()->node = &to;
+    to.slots.insert(std::move(slot));
+  }
+  while (!from.branches.empty() &&
+         from.branches.rbegin()->first.first > depth) {
+    auto branch = from.branches.extract(std::prev(from.branches.end()));
+    branch.mapped()->parent = &to;
+    to.branches.insert(std::move(branch));
+  }
+}
+
+// Texts that go on in `node` behind `depth` go on in `rest`.
+void split_texts(Node& node, int64_t depth, Node& rest) {
+  for (auto& [variant, exits] : node.passing) {
+    while (exits.rbegin()->depth > depth) {
+      Exit exit = *exits.rbegin();
+      exits.erase(exit);
+      if (exit.text->end == &node) exit.text->end = &rest;
+      rest.passing[variant].insert(exit);
+      ++rest.texts;
+      exit.depth = depth;
+      exits.insert(exit);
+    }
+  }
+}
+
+// Texts that go on in `branch` go on in `node`.
+void join_texts(Node& branch, Node& node) {
+  for (auto& [variant, exits] : branch.passing) {
+    auto& joined = node.passing[variant];
+    for (const Exit& exit : exits) {
+      if (exit.text->end == &branch) exit.text->end = &node;
+      joined.erase({.depth = branch.start, .id = exit.id, .text = exit.text});
+      joined.insert(exit);
+    }
+  }
+}
+
+// `branch` becomes what `node` goes on with, and the other way round.
+void change_places(Node& node, Node& branch) {
+  const int64_t depth = branch.start;
+  auto rest = std::make_unique<Node>();
+  rest->parent = &node;
+  rest->start = depth;
+  move_behind(node, depth, *rest);
+  split_texts(node, depth, *rest);
+  const auto place = node.branches.find({depth, branch.keys.front()});
+  const std::unique_ptr<Node> dropped = std::move(place->second);
+  node.branches.erase(place);
+  move_behind(branch, depth, node);
+  join_texts(branch, node);
+  if (rest->keys.empty()) return;
+  const Node::Fork fork(depth, rest->keys.front());
+  node.branches.emplace(fork, std::move(rest));
+}
+
+}  // namespace
+
+void balance(Node& node) {
+  Node* at = &node;
+  while (at->parent != nullptr) {
+    Node& parent = *at->parent;
+    const bool doubled = std::has_single_bit(static_cast<uint64_t>(at->texts));
+    if (doubled && parent.parent != nullptr &&
+        2 * going_on(parent, at->start, at->texts) <= at->texts) {
+      change_places(parent, *at);
+    }
+    at = &parent;
   }
 }
 
 void prune(Node& node) {
-  Node* at = &node;
-  while (at->parent != nullptr && at->children.empty() && at->texts == 0 &&
-         at->slots.empty()) {
+  for (Node* at = &node; at->parent != nullptr;) {
+    int64_t end = at->live_end();
+    if (!at->slots.empty()) {
+      end = std::max(end, at->slots.rbegin()->first.first);
+    }
+    if (!at->branches.empty()) {
+      end = std::max(end, at->branches.rbegin()->first.first);
+    }
+    if (end > at->start) {
+      at->keys.resize(static_cast<size_t>(end - at->start));
+      return;
+    }
     Node* parent = at->parent;
-    const int32_t first = at->edge.front();
-    parent->children.erase(first);
+    parent->branches.erase(Node::Fork(at->start, at->keys.front()));
     at = parent;
-  }
-  // Texts that pass on into the only child end nowhere between.
-  if (at->parent != nullptr && at->children.size() == 1 &&
-      at->texts == at->children.begin()->second->texts) {
-    join(*at);
   }
 }
 

@@ -1,6 +1,6 @@
-// A radix tree of key sequences: tokens, and one pseudo token where an adapter
-// begins. Nodes know the texts that pass through them and the checkpoints that
-// lie on their edge.
+// A tree of key sequences: tokens, and one pseudo token where an adapter
+// begins. Nodes know the texts that pass through them and the checkpoints on
+// them.
 #pragma once
 
 #include <compare>
@@ -11,8 +11,7 @@
 #include <memory>
 #include <set>
 #include <span>
-#include <tuple>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kvcache/reuse_report.h"
@@ -49,26 +48,37 @@ struct Unit {
   std::list<Unit*>::iterator remembered = {};
 };
 
-struct NewestFirst {
-  bool operator()(const Text* a, const Text* b) const noexcept;
+// Where a text leaves a node; the last is the deepest, of these the newest.
+struct Exit {
+  int64_t depth = 0;
+  uint64_t id = 0;
+  Text* text = nullptr;
+  auto operator<=>(const Exit& other) const {
+    return std::pair(depth, id) <=> std::pair(other.depth, other.id);
+  }
+  bool operator==(const Exit& other) const = default;
 };
 
+// The keys of a sequence from where it left another node on. It is not split
+// where a third one leaves it, so a walk compares few, long runs.
 struct Node {
   using Slot = std::pair<int64_t, Variant>;  // depth, variant
+  using Fork = std::pair<int64_t, int32_t>;  // depth, key
 
   Node* parent = nullptr;
-  int64_t end = 0;            // depth
-  std::vector<int32_t> edge;  // keys [end - size, end)
-  std::unordered_map<int32_t, std::unique_ptr<Node>> children;
-  std::map<Variant, std::set<Text*, NewestFirst>> passing;
-  int64_t texts = 0;  // in `passing`; each ends at the end of a node
+  int64_t start = 0;          // depth
+  std::vector<int32_t> keys;  // of depths [start, end())
+  std::map<Fork, std::unique_ptr<Node>> branches;
+  std::map<Variant, std::set<Exit>> passing;
+  int64_t texts = 0;  // in `passing`
   std::map<Slot, std::unique_ptr<Unit>> slots;
 
   Node() = default;
-  ~Node();  // without recursion: a tree may be as deep as a text is long
+  ~Node();  // without recursion
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
-  int64_t start() const { return end - static_cast<int64_t>(edge.size()); }
+  int64_t end() const { return start + static_cast<int64_t>(keys.size()); }
+  int64_t live_end() const;  // the deepest exit; `start` if there is none
 };
 
 // A sequence with its pseudo token, and how its depths are positions.
@@ -97,26 +107,29 @@ class Key {
   int64_t switch_at_ = std::numeric_limits<int64_t>::max();
 };
 
+// A node of a path, and up to where it belongs to it.
+struct Stretch {
+  Node* node = nullptr;
+  int64_t depth = 0;
+};
+
 struct Match {
-  std::vector<Node*> path = {};  // from the top; the last may match in part
-  int64_t depth = 0;             // keys that match
-  Node& last() const { return *path.back(); }
-  bool ends_in_edge() const { return depth < last().end; }
-  // Of the node on the path, how deep the keys match.
-  int64_t depth_in(const Node& node) const { return std::min(depth, node.end); }
+  std::vector<Stretch> path = {};  // from the top
+  int64_t depth = 0;               // keys that match
 };
 
 Match match(Node& top, std::span<const int32_t> keys);
-// The node that ends at `keys`, made if there is none.
+// The node in which `keys` ends, made or made longer if need be.
 Node& reach(Node& top, std::span<const int32_t> keys);
-// The ancestor of `node`, or itself, that ends at `depth`, made if need be.
-Node& ending_at(Node& node, int64_t depth);
-// A text that ends at `node` begins or stops to pass through nodes down to it;
-// with `below`, only through those that end deeper than it.
-void enter(Node& node, Text& text, const Variant& variant);
-void leave(Node& node, Text& text, const Variant& variant, int64_t below = -1);
-// Removes what holds nothing, from `node` upwards, and joins what need not be
-// apart.
+// A text that ends in `node` at `depth` begins or stops to pass through.
+void enter(Node& node, int64_t depth, Text& text, const Variant& variant);
+void leave(Node& node, int64_t depth, Text& text, const Variant& variant);
+// After enter(): where twice as many texts leave a node as go on in it, they
+// change places. A path so has about log2(texts) nodes, wherever texts part.
+void balance(Node& node);
+// Of a path to `node`, the node that holds the key before `depth`.
+Node& holder(Node& node, int64_t depth);
+// Removes keys and nodes that nothing needs, from `node` upwards.
 void prune(Node& node);
 
 }  // namespace kvcache::store

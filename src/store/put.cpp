@@ -9,6 +9,7 @@
 
 namespace kvcache {
 
+using store::Exit;
 using store::Key;
 using store::Match;
 using store::Root;
@@ -25,13 +26,14 @@ void share_what_is_there(StoredText& text, const Match& match, const Key& key,
   bool first = false;
   bool others = false;
   for (auto at = match.path.rbegin(); at != match.path.rend(); ++at) {
-    const int64_t same = key.position(match.depth_in(**at));
-    for (const auto& [passing, texts] : (*at)->passing) {
+    for (const auto& [passing, exits] : at->node->passing) {
       if (passing.layout != variant.layout ||
           passing.generation != variant.generation) {
         continue;
       }
-      const StoredText& with = (*texts.begin())->text();
+      const Exit& deepest = *exits.rbegin();
+      const StoredText& with = deepest.text->text();
+      const int64_t same = key.position(std::min(at->depth, deepest.depth));
       const bool same_route = passing.route == variant.route;
       if (!first && (same_route || text.parts.size() > 1)) {
         store::share(text, with, same, true);
@@ -51,10 +53,10 @@ std::vector<Text*> absorbed_by(const Match& match, const Variant& variant,
                                const PutRequest& request) {
   std::vector<Text*> texts;
   if (!variant.any) return texts;
-  for (const auto* node : match.path) {
-    for (const auto& [slot, unit] : node->slots) {
+  for (const auto& stretch : match.path) {
+    for (const auto& [slot, unit] : stretch.node->slots) {
       Text* text = unit->text;
-      if (text == nullptr || slot.first > match.depth ||
+      if (text == nullptr || slot.first > stretch.depth ||
           slot.second != variant) {
         continue;
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "stored_text.h"
 
@@ -27,20 +28,18 @@ class PathSearch {
   void run() {
     look_below_dead_end();
     for (auto at = match_.path.rbegin(); at != match_.path.rend(); ++at) {
-      const Node& node = **at;
-      const int64_t depth = match_.depth_in(node);
-      if (key_.position(depth) <= position_) break;  // nothing deeper to come
-      for (const auto& [variant, texts] : node.passing) {
-        pass(variant, texts, key_.position(depth));
+      const Node& node = *at->node;
+      if (key_.position(at->depth) <= position_) break;  // nothing deeper
+      for (const auto& [variant, exits] : node.passing) {
+        pass(variant, exits, at->depth);
       }
       for (auto slot = node.slots.rbegin(); slot != node.slots.rend(); ++slot) {
-        if (slot->first.first <= depth) offer(*slot->second);
+        if (slot->first.first <= at->depth) offer(*slot->second);
       }
     }
   }
 
   Text* text_ = nullptr;
-  Unit* unit_ = nullptr;
   int64_t position_ = 0;
   int64_t attention_ = 0;
   bool states_ = false;
@@ -48,36 +47,48 @@ class PathSearch {
   std::array<int64_t, kFits> otherwise_ = {};  // positions, by what misfits
 
  private:
-  using Texts = std::set<Text*, NewestFirst>;
-
   // Whole texts that ended deeper and are gone served any position before.
   void look_below_dead_end() {
-    const Node* node = &match_.last();
-    if (node->texts > 0) return;
-    while (!node->children.empty()) node = node->children.begin()->second.get();
-    for (const auto& [slot, unit] : node->slots) {
-      if (slot.second.any) {
-        offer_dead(slot.second,
-                   std::min(key_.position(match_.depth), wanted_.limit));
+    const Node* node = match_.path.back().node;
+    if (node->live_end() >= match_.depth) return;
+    while (node != nullptr) {
+      for (const auto& [slot, unit] : node->slots) {
+        if (unit->text == nullptr && slot.first > match_.depth &&
+            slot.second.any) {
+          offer_dead(slot.second,
+                     std::min(key_.position(match_.depth), wanted_.limit));
+        }
       }
+      const auto below = node->branches.lower_bound(
+          {match_.depth, std::numeric_limits<int32_t>::min()});
+      node = below == node->branches.end() ? nullptr : below->second.get();
     }
   }
 
-  void pass(const Variant& variant, const Texts& texts, int64_t reached) {
+  void pass(const Variant& variant, const std::set<Exit>& exits,
+            int64_t depth) {
     const Fit fit = fit_of(variant, wanted_);
-    Text& newest = **texts.begin();
+    const Exit& deepest = *exits.rbegin();
+    const int64_t reached = key_.position(std::min(depth, deepest.depth));
     const int64_t most = std::min(reached, wanted_.limit);
     if (fit == kFits && most > attention_) {
       attention_ = most;
-      states_ = newest.states;
+      states_ = deepest.text->states;
     }
     if (!variant.any) return;
-    const int64_t position = most - most % variant.multiple;
-    take(fit, position, newest, *newest.units.begin()->second);
-    if (!wanted_.final_hidden || reached <= most) return;
-    for (Text* text : texts) {
-      if (final_hidden_at(text->text(), reached).defined()) {
-        take(fit, reached, *text, *text->units.begin()->second);
+    take(fit, most - most % variant.multiple, *deepest.text);
+    if (wanted_.final_hidden && reached > most) {
+      pass_whole(fit, exits, depth, reached);
+    }
+  }
+
+  // All of the request, if one of the texts has its final hidden state.
+  void pass_whole(Fit fit, const std::set<Exit>& exits, int64_t depth,
+                  int64_t position) {
+    for (auto at = exits.rbegin(); at != exits.rend() && at->depth >= depth;
+         ++at) {
+      if (final_hidden_at(at->text->text(), position).defined()) {
+        take(fit, position, *at->text);
         return;
       }
     }
@@ -95,7 +106,7 @@ class PathSearch {
           final_hidden_at(unit.text->text(), unit.position).defined())) {
       return;
     }
-    take(fit_of(unit.variant, wanted_), unit.position, *unit.text, unit);
+    take(fit_of(unit.variant, wanted_), unit.position, *unit.text);
   }
 
   void offer_dead(const Variant& variant, int64_t position) {
@@ -106,7 +117,7 @@ class PathSearch {
     }
   }
 
-  void take(Fit fit, int64_t position, Text& text, Unit& unit) {
+  void take(Fit fit, int64_t position, Text& text) {
     if (fit != kFits) {
       otherwise_[fit] = std::max(otherwise_[fit], position);
       return;
@@ -114,7 +125,6 @@ class PathSearch {
     if (position <= position_) return;
     position_ = position;
     text_ = &text;
-    unit_ = &unit;
   }
 
   const Match& match_;
@@ -129,23 +139,21 @@ struct Leaving {
   bool adapter = false;  // with the same token, but another adapter
 };
 
-// The key behind a depth of a node's edge or, at its end, of a child.
+// What follows a depth of a node: its own next key, and branches.
 bool continues_with(const Node& node, int64_t depth, int32_t key) {
-  if (depth < node.end) return node.edge[depth - node.start()] == key;
-  return node.children.contains(key);
+  return (depth < node.end() && node.keys[depth - node.start] == key) ||
+         node.branches.contains({depth, key});
 }
 
 // Past a pseudo token `adapter` at `depth`, the next key is `token`.
 bool adapter_then(const Node& node, int64_t depth, int32_t adapter,
                   int32_t token) {
-  if (!continues_with(node, depth, adapter)) return false;
-  if (depth < node.end) {
-    return depth + 1 < node.end ? node.edge[depth + 1 - node.start()] == token
-                                : node.children.contains(token);
+  const auto branch = node.branches.find({depth, adapter});
+  if (branch != node.branches.end()) {
+    return continues_with(*branch->second, depth + 1, token);
   }
-  const Node& child = *node.children.at(adapter);
-  return child.edge.size() > 1 ? child.edge[1] == token
-                               : child.children.contains(token);
+  return continues_with(node, depth, adapter) &&
+         continues_with(node, depth + 1, token);
 }
 
 bool other_adapter(const Root& root, const Node& node, int64_t depth,
@@ -161,25 +169,39 @@ bool other_adapter(const Root& root, const Node& node, int64_t depth,
                      });
 }
 
-bool has_live_child(const Node& node) {
-  return std::any_of(node.children.begin(), node.children.end(),
-                     [](const auto& child) { return child.second->texts > 0; });
+// Texts that are there go on behind `depth`, in whatever way.
+bool goes_on(const Node& node, int64_t depth) {
+  if (node.live_end() > depth) return true;
+  for (auto at = node.branches.lower_bound(
+           {depth, std::numeric_limits<int32_t>::min()});
+       at != node.branches.end() && at->first.first == depth; ++at) {
+    if (at->second->texts > 0) return true;
+  }
+  return false;
 }
 
-// `live`: only of texts that are there, else of those remembered as well.
+// The same of all texts, removed ones that are remembered included.
+bool went_on(const Node& node, int64_t depth) {
+  const auto branch =
+      node.branches.lower_bound({depth, std::numeric_limits<int32_t>::min()});
+  return node.end() > depth ||
+         (branch != node.branches.end() && branch->first.first == depth);
+}
+
+// `live`: only of texts that are there.
 Leaving leaving(const Root& root, const Match& match, const Key& key,
                 bool live) {
   size_t last = match.path.size() - 1;
-  while (live && last > 0 && match.path[last]->texts == 0) --last;
-  const Node& node = *match.path[last];
-  Leaving result{.depth = match.depth_in(node)};
+  while (live && last > 0 && match.path[last].node->texts == 0) --last;
+  const Node& node = *match.path[last].node;
+  Leaving result{.depth = match.path[last].depth};
+  if (live) result.depth = std::min(result.depth, node.live_end());
   const auto keys = key.all();
   if (result.depth == static_cast<int64_t>(keys.size())) return result;
   if (live && node.texts == 0) return result;
   result.adapter = other_adapter(root, node, result.depth, keys);
-  result.differs = !result.adapter &&
-                   (result.depth < node.end ||
-                    (live ? has_live_child(node) : !node.children.empty()));
+  result.differs = !result.adapter && (live ? goes_on(node, result.depth)
+                                            : went_on(node, result.depth));
   return result;
 }
 
@@ -213,7 +235,7 @@ Found search(const Root* root, const TextIndex& index, const Match& match,
              const Key& key, const Wanted& wanted, bool others) {
   Found result;
   LookupReport& report = result.report;
-  if (root == nullptr || (root->top.texts == 0 && root->top.children.empty())) {
+  if (root == nullptr || (root->top.texts == 0 && root->top.branches.empty())) {
     report.reason = others ? ReuseReason::kNamespace : ReuseReason::kNoEntry;
     return result;
   }
@@ -237,7 +259,6 @@ Found search(const Root* root, const TextIndex& index, const Match& match,
     report.route = index.routes.name(found.text_->variant.route);
   }
   result.text = found.text_;
-  result.unit = found.unit_;
   result.position = found.position_;
   return result;
 }

@@ -19,7 +19,6 @@ struct Wanted {
 
 struct Found {
   Text* text = nullptr;
-  Unit* unit = nullptr;
   int64_t position = 0;
   LookupReport report = {};  // all but `computed`
 };

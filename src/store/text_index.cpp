@@ -17,14 +17,16 @@ Rank rank_of(const Unit& unit) {
 
 // What one more use of a checkpoint saves: tokens from the one before it on.
 int64_t position_before(const Unit& unit) {
+  int64_t before = unit.depth;
   for (const Node* node = unit.node; node != nullptr; node = node->parent) {
     for (auto at = node->slots.rbegin(); at != node->slots.rend(); ++at) {
       const Unit& other = *at->second;
-      if (other.depth < unit.depth && other.text != nullptr &&
+      if (other.depth < before && other.text != nullptr &&
           other.variant == unit.variant) {
         return other.position;
       }
     }
+    before = node->start + 1;  // what leaves there, begins behind it
   }
   return 0;
 }
@@ -97,13 +99,12 @@ void TextIndex::drop_empty_roots() {
 }
 
 Unit& TextIndex::slot_for(Text& text, int64_t depth) {
-  Node* node = text.end;
-  while (node->start() >= depth) node = node->parent;
-  auto& slot = node->slots[{depth, text.variant}];
+  Node& node = holder(*text.end, depth);
+  auto& slot = node.slots[{depth, text.variant}];
   if (slot != nullptr) unlist(*slot);  // was removed, is back
   slot = std::make_unique<Unit>(Unit{.text = &text,
                                      .root = text.root,
-                                     .node = node,
+                                     .node = &node,
                                      .depth = depth,
                                      .variant = text.variant});
   return *slot;
@@ -114,8 +115,10 @@ Text& TextIndex::add(std::unique_ptr<Text> made, const Key& key,
   Text& text = *made;
   text.id = next_id_++;
   text.end = &reach(text.root->top, key.up_to(positions.back()));
+  text.depth = key.depth(positions.back());
   texts_.emplace(text.id, std::move(made));
-  enter(*text.end, text, text.variant);
+  enter(*text.end, text.depth, text, text.variant);
+  balance(*text.end);
   for (const int64_t position : positions) {
     Unit& unit = slot_for(text, key.depth(position));
     unit.position = position;
@@ -209,16 +212,18 @@ void TextIndex::shorten(Text& text) {
   text.held = std::make_shared<const HeldText>(std::move(rest), account_,
                                                text.root->ledger, 0);
   const int64_t depth = text.units.rbegin()->second->depth;
+  if (depth == text.depth) return;
   Node& old = *text.end;
-  if (depth == old.end) return;
-  text.end = &ending_at(old, depth);
-  leave(old, text, text.variant, depth);
+  leave(old, text.depth, text, text.variant);
+  text.end = &holder(old, depth);
+  text.depth = depth;
+  enter(*text.end, depth, text, text.variant);
   prune(old);
 }
 
 void TextIndex::detach(Text& text) {
   Node& end = *text.end;
-  leave(end, text, text.variant);
+  leave(end, text.depth, text, text.variant);
   prune(end);
   texts_.erase(text.id);
 }
@@ -260,7 +265,7 @@ void TextIndex::clear() {
   units_ = 0;
   for (auto& [key, root] : roots_) {
     root->ranks.clear();
-    root->top.children.clear();
+    root->top.branches.clear();
     root->top.passing.clear();
     root->top.texts = 0;
     root->adapters.clear();
@@ -288,17 +293,19 @@ Unit* TextIndex::known(const Match& match, const Key& key, int64_t position,
     return variant.route == route && variant.generation == generation &&
            (!layout || variant.layout == *layout);
   };
-  const auto node =
-      std::find_if(match.path.begin(), match.path.end(),
-                   [depth](const Node* n) { return n->end >= depth; });
-  for (const auto& [slot, unit] : (*node)->slots) {
+  const auto at = std::find_if(
+      match.path.begin(), match.path.end(),
+      [depth](const Stretch& stretch) { return stretch.depth >= depth; });
+  for (const auto& [slot, unit] : at->node->slots) {
     if (slot.first == depth && unit->text != nullptr && fits(slot.second)) {
       return unit.get();
     }
   }
-  for (const auto& [variant, texts] : (*node)->passing) {
-    if (variant.any && fits(variant) && position % variant.multiple == 0) {
-      return (*texts.begin())->units.begin()->second;
+  for (const auto& [variant, exits] : at->node->passing) {
+    const Exit& deepest = *exits.rbegin();
+    if (variant.any && fits(variant) && deepest.depth >= depth &&
+        position % variant.multiple == 0) {
+      return deepest.text->units.begin()->second;
     }
   }
   return nullptr;

@@ -41,7 +41,8 @@ struct Root {
 struct Text {
   uint64_t id = 0;
   Root* root = nullptr;
-  Node* end = nullptr;
+  Node* end = nullptr;  // where it ends, at `depth`
+  int64_t depth = 0;
   std::string adapter = {};
   Variant variant = {};
   bool states = false;
