@@ -80,6 +80,7 @@ Engine load_engine(const ModelOptions& options, Progress& progress, bool text) {
   engine.model = model::load_model(
       options.model,
       {.dtype = options.scalar_type(),
+       .packing = options.packing(),
        .device = options.torch_device(),
        .log =
            [&](model::LogLevel level, std::string_view line) {

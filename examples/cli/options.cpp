@@ -55,16 +55,21 @@ std::string read_all(std::istream& in, const std::string& name) {
 }  // namespace
 
 std::optional<at::ScalarType> ModelOptions::scalar_type() const {
-  if (dtype == "auto") return std::nullopt;
+  if (dtype == "auto" || dtype == "packed") return std::nullopt;
   if (dtype == "float32") return at::kFloat;
   if (dtype == "bfloat16") return at::kBFloat16;
-  if (dtype == "packed") {
-    throw UsageError(
-        "--dtype packed: weights cannot be kept packed yet; use auto, float32 "
-        "or bfloat16");
-  }
-  throw UsageError("--dtype must be auto, float32 or bfloat16 but got " +
+  throw UsageError("--dtype must be auto, packed, float32 or bfloat16 but got " +
                    dtype);
+}
+
+std::optional<model::WeightPacking> ModelOptions::packing() const {
+  if (dtype == "auto") return std::nullopt;
+  if (dtype != "packed") return model::WeightPacking::kNone;
+  if (!torch_device().is_cpu()) {
+    throw UsageError("--dtype packed must run on the CPU but --device is " +
+                     device + "; use bfloat16 there");
+  }
+  return model::WeightPacking::kAuto;
 }
 
 at::Device ModelOptions::torch_device() const {
@@ -166,7 +171,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   add_model_path(command, options.model);
   command
       .add_option("--dtype", options.dtype,
-                  "auto, float32 (the exact path) or bfloat16")
+                  "auto, packed (weights stay quantised), float32 (the exact "
+                  "path) or bfloat16")
       ->capture_default_str()
       ->type_name("TYPE");
   command.add_option("--threads", options.threads, "default: one a core")

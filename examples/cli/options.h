@@ -13,6 +13,7 @@
 
 #include "kvcache/model/cache_factory.h"
 #include "kvcache/model/sampler.h"
+#include "kvcache/model/transformer.h"
 
 namespace kvcache::cli {
 
@@ -28,7 +29,8 @@ struct ModelOptions {
   int64_t steps_per_replay = 1;
 
   // What the words stand for; throw UsageError for one that does not exist.
-  std::optional<at::ScalarType> scalar_type() const;  // empty: auto
+  std::optional<at::ScalarType> scalar_type() const;  // empty: auto, packed
+  std::optional<model::WeightPacking> packing() const;  // empty: auto
   at::Device torch_device() const;  // this program has its part for it
   model::CacheKind cache_kind(const model::LanguageModel& model) const;
   bool is_window() const;

@@ -194,5 +194,38 @@ TEST(StoreOracle, FindsWhatAListFinds) {
   }
 }
 
+// The same with room for little: whatever went, in whatever order, a hit is of
+// its own tokens, namespace and route, and the tree stays sound.
+TEST(StoreOracle, EvictionsLeaveNoWrongMemory) {
+  Random random(3);
+  for (const bool states : {true, false}) {
+    StoreOptions options = plenty();
+    options.max_bytes = 3000;
+    CheckpointStore store(options);
+    for (int i = 0; i < 1500; ++i) {
+      SCOPED_TRACE(i);
+      const Ids tokens = random.tokens();
+      const Namespace space = random.space();
+      if (random.below(100) == 0) store.invalidate_route(random.route());
+      if (random.below(100) == 0) store.invalidate_namespace(space);
+      if (random.below(2) == 0) {
+        const Make make =
+            random.make(static_cast<int64_t>(tokens.size()), states);
+        store.put(request_of(tokens, make, space),
+                  [&] { return text_in(tokens, make, space); });
+      } else {
+        const Hit hit = look(store, tokens, space, std::nullopt);
+        const Make of{.states = states,
+                      .parts = 2,
+                      .route = hit.report.route.value_or("")};
+        ASSERT_EQ(wrong_world(hit, tokens, of, space), "");
+      }
+      if (i % 50 == 0) ASSERT_THAT(store.validate(), IsEmpty());
+    }
+    EXPECT_THAT(store.validate(), IsEmpty());
+    EXPECT_GT(store.stats().evicted, 100);
+  }
+}
+
 }  // namespace
 }  // namespace kvcache::fake

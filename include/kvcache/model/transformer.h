@@ -27,8 +27,19 @@ enum class ForwardKind : uint8_t {
   kOps         // LibTorch's operators, on any device
 };
 
+// How linears are kept on the CPU. Packed ones are multiplied as they are, with
+// activations of 16-bit integers: K/V are bfloat16, all else float32, and a
+// token is a few times faster, as it reads that much less memory.
+enum class WeightPacking : uint8_t {
+  kNone,  // in `dtype`
+  kAuto,  // Q4_0, Q4_1, Q5_0 and Q8_0 of a file as they are, all else as kQ8
+  kQ8,    // what is not kept: 8 bits, a scale per 32 inputs
+  kQ4     // what is not kept: 4 bits, a scale and a minimum per 32 inputs
+};
+
 struct LoadOptions {
   std::optional<at::ScalarType> dtype = {};  // empty: auto, see load_model()
+  std::optional<WeightPacking> packing = {};  // empty: auto, see load_model()
   // An error if the program does not link it, or there is none of that index.
   at::Device device = at::kCPU;
   ForwardKind forward = ForwardKind::kAuto;
@@ -48,7 +59,8 @@ class Transformer final : public LanguageModel {
   ~Transformer() override;
 
   const ModelConfig& config() const noexcept;
-  at::ScalarType dtype() const noexcept;      // of weights, activations, K/V
+  at::ScalarType dtype() const noexcept;  // of K/V; not packed: of all else too
+  WeightPacking packing() const noexcept;
   at::Device device() const noexcept;         // of weights, K/V and logits
   ForwardKind forward_kind() const noexcept;  // never kAuto
   // A row's bits depend on nothing but its own inputs; probed at load. False
@@ -92,9 +104,10 @@ class Transformer final : public LanguageModel {
   std::unique_ptr<Impl> impl_;
 };
 
-// A model folder or a .gguf. dtype auto: bfloat16 for a quantised file; else
-// the file's own, float16 as bfloat16; float32 for a packed forward where the
-// CPU has no bfloat16 packing that is row-exact.
+// A model folder or a .gguf. Without a dtype the weights of a quantised file
+// stay packed on the CPU, elsewhere it runs in bfloat16. Any other file runs in
+// its own dtype, float16 as bfloat16; in float32 for the CPU's forward where
+// that has no row-exact product of bfloat16.
 std::shared_ptr<const Transformer> load_model(const std::string& path,
                                               const LoadOptions& options = {});
 

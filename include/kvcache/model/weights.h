@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -34,6 +35,11 @@ struct WeightInfo {
   std::string type_name;  // as the file says it: "BF16", "q4_1"
   bool quantised = false;
 };
+
+// How a file stores 32 values of a row: GGUF's blocks of that size that keep
+// their values when weights stay packed. kNone: in any other way.
+enum class BlockType : uint8_t { kNone, kQ4_0, kQ4_1, kQ5_0, kQ8_0 };
+int64_t block_bytes(BlockType type);  // 0 for kNone
 
 // The tensors of one model, mapped and read on demand. Thread-safe.
 //
@@ -63,6 +69,13 @@ class WeightSource {
   void read_rows(std::string_view name, int64_t first, int64_t count,
                  at::Tensor& out) const;
 
+  // How rows of a matrix are stored; kNone if a row is not as in the file.
+  BlockType block_type(std::string_view name) const;
+  // Rows [first, first + count) of a matrix of blocks, as they are stored, into
+  // `out`, [count, in / 32 blocks].
+  void read_blocks(std::string_view name, int64_t first, int64_t count,
+                   std::byte* out) const;
+
   // What the file calls tensor `name`, be it there or not.
   virtual std::string name_in_file(std::string_view name) const;
 
@@ -83,6 +96,9 @@ class WeightSource {
                              c10::ScalarType dtype) const = 0;
   virtual void do_read_rows(const WeightInfo& info, int64_t first,
                             int64_t count, float* out) const = 0;
+  virtual BlockType do_block_type(const WeightInfo& info) const;
+  virtual void do_read_blocks(const WeightInfo& info, int64_t first,
+                              int64_t count, std::byte* out) const;
 
   const WeightInfo& rows_of(std::string_view name, int64_t first,
                             int64_t count) const;

@@ -34,35 +34,38 @@ typename RowLoops<T>::Activate loop_of(Activation activation) {
 
 }  // namespace
 
-Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype) {
-  const int64_t rows = PackedLinear::padded_rows(tokens);
+Tensor Pass::scratch(int64_t width, at::ScalarType dtype) const {
+  const int64_t count = tokens.count();
+  const int64_t rows =
+      arithmetic.pads_rows ? PackedLinear::padded_rows(count) : count;
   Tensor made = at::empty({rows, width}, at::TensorOptions(dtype));
   const auto row_bytes =
       static_cast<size_t>(width) * static_cast<size_t>(made.element_size());
   std::memset(static_cast<char*>(made.data_ptr()) +
-                  static_cast<size_t>(tokens) * row_bytes,
-              0, static_cast<size_t>(rows - tokens) * row_bytes);
+                  static_cast<size_t>(count) * row_bytes,
+              0, static_cast<size_t>(rows - count) * row_bytes);
   return made;
 }
 
 Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
            const TokenSpans& of, LayerMemory& layers, Role of_role,
-           at::ScalarType dtype)
-    : tokens(of), memory(layers), role(of_role) {
+           const Arithmetic& in)
+    : tokens(of), memory(layers), role(of_role), arithmetic(in) {
   if (!frequencies.empty()) rotary.emplace(tokens.positions, frequencies);
   const int64_t q_size = config.query_size(), kv_size = config.kv_size();
-  const int64_t count = tokens.count();
-  hidden = scratch(count, config.hidden_size, at::kFloat);
-  normed = scratch(count, config.hidden_size, dtype);
-  heads = scratch(count, q_size + 2 * kv_size, dtype);
-  q = head_view(heads, tokens, 0, config.heads, config.head_dim);
-  k = head_view(heads, tokens, q_size, config.kv_heads, config.head_dim);
-  v = head_view(heads, tokens, q_size + kv_size, config.kv_heads,
+  hidden = scratch(config.hidden_size, at::kFloat);
+  normed = scratch(config.hidden_size);
+  heads = scratch(q_size + 2 * kv_size);
+  const bool same = in.kv == in.dtype;
+  kept = same ? heads : scratch(q_size + 2 * kv_size, in.kv);
+  q = head_view(kept, tokens, 0, config.heads, config.head_dim);
+  k = head_view(kept, tokens, q_size, config.kv_heads, config.head_dim);
+  v = head_view(kept, tokens, q_size + kv_size, config.kv_heads,
                 config.head_dim);
-  if (count != normed.size(0) || config.output_gate) {
-    attended = scratch(count, q_size, dtype);
+  if (tokens.count() != normed.size(0) || config.output_gate || !same) {
+    attended = scratch(q_size);
   }
-  activated = scratch(count, config.intermediate_size, dtype);
+  activated = scratch(config.intermediate_size);
 }
 
 Normalisation::Normalisation(const ModelConfig& config, NormWeights weights)
@@ -152,10 +155,12 @@ void Attention::gate(const Pass& pass, const Tensor& qkv,
 Tensor Attention::run(Pass& pass, int64_t layer) const {
   const Tensor qkv = parts_.qkv(pass.normed);
   turn(pass, qkv);
+  if (pass.kept.scalar_type() != qkv.scalar_type()) pass.kept.copy_(pass.heads);
   const KvView& view = pass.memory.update(layer, pass.k, pass.v);
   AttendOptions options = options_;
   options.role = pass.role;
-  const Tensor attended = attend(pass.q, view, options);
+  const Tensor attended =
+      attend(pass.q, view, options).to(pass.arithmetic.dtype);
   if (gated_) {
     gate(pass, qkv, attended);
     return parts_.output(pass.attended);
@@ -176,14 +181,12 @@ GatedDelta::GatedDelta(const ModelConfig& config, Parts parts)
 
 Tensor GatedDelta::run(Pass& pass, int64_t layer) const {
   const Tensor inputs = inputs_(pass.normed);
-  const Tensor mixed =
-      scratch(pass.tokens.count(), core_.outputs(), inputs.scalar_type());
+  const Tensor mixed = pass.scratch(core_.outputs());
   core_.run(pass.tokens, inputs, pass.memory.state(layer), mixed);
   return output_(mixed);
 }
 
-FeedForward::FeedForward(const ModelConfig& config, PackedLinear up,
-                         PackedLinear down)
+FeedForward::FeedForward(const ModelConfig& config, Linear up, Linear down)
     : up_(std::move(up)),
       down_(std::move(down)),
       activation_(config.activation),

@@ -9,7 +9,7 @@
 
 #include "src/model/forward/gated_delta.h"
 #include "src/model/forward/loader.h"
-#include "src/model/forward/packed_linear.h"
+#include "src/model/forward/linear.h"
 #include "src/model/forward/pass.h"
 #include "src/model/forward/row_loops_table.h"
 
@@ -46,8 +46,8 @@ class Mixer {
 class Attention final : public Mixer {
  public:
   struct Parts {
-    PackedLinear qkv;  // rows of q, k, v below each other, then gates if any
-    PackedLinear output;
+    Linear qkv;  // rows of q, k, v below each other, then gates if any
+    Linear output;
     std::optional<Normalisation> q_norm, k_norm;  // per head, before the turn
   };
   Attention(const ModelConfig& config, Parts parts);
@@ -67,26 +67,26 @@ class Attention final : public Mixer {
 class GatedDelta final : public Mixer {
  public:
   struct Parts {
-    PackedLinear inputs;  // rows of q | k | v | z | b | a
-    PackedLinear output;
+    Linear inputs;  // rows of q | k | v | z | b | a
+    Linear output;
     DeltaWeights weights;
   };
   GatedDelta(const ModelConfig& config, Parts parts);
   Tensor run(Pass& pass, int64_t layer) const override;
 
  private:
-  PackedLinear inputs_, output_;
+  Linear inputs_, output_;
   GatedDeltaCore core_;
 };
 
 class FeedForward {
  public:
   // `up`: rows of gate and up below each other if `gated`, else of up alone.
-  FeedForward(const ModelConfig& config, PackedLinear up, PackedLinear down);
+  FeedForward(const ModelConfig& config, Linear up, Linear down);
   Tensor run(Pass& pass) const;
 
  private:
-  PackedLinear up_, down_;
+  Linear up_, down_;
   Activation activation_;
   bool gated_;
 };

@@ -53,7 +53,8 @@ class Decoder {
 struct DecoderParts {
   const ModelConfig& config;
   std::shared_ptr<const WeightSource> source;
-  at::ScalarType dtype;
+  at::ScalarType dtype;  // of K and V; of all if weights do not stay packed
+  bool packed;           // weights stay quantised
   at::Device device;
   const LoadOptions& options;
 };

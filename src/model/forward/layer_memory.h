@@ -74,7 +74,8 @@ class NoMemory final : public LayerMemory {
     shape.insert(shape.end(), of.state_shape.begin(), of.state_shape.end());
     renew(state_.state, state_.next_state, shape, at::kFloat);
     renew(state_.conv, state_.next_conv,
-          {shape[0], of.conv_channels, of.conv_taps}, spec_.dtype);
+          {shape[0], of.conv_channels, of.conv_taps},
+          spec_.conv_dtype.value_or(spec_.dtype));
     return state_;
   }
   Tensor extend_conv(int64_t layer, const Tensor& x) override {

@@ -25,6 +25,11 @@ bool packed(const LoadOptions& options) {
   return options.device.is_cpu() && options.forward != ForwardKind::kOps;
 }
 
+// Weights stay quantised if the file has them so and nobody asks for a dtype.
+bool automatic_packing(const OpenedModel& opened, const LoadOptions& options) {
+  return opened.quantised && !options.dtype && packed(options);
+}
+
 at::ScalarType automatic_dtype(const OpenedModel& opened,
                                const LoadOptions& options) {
   const bool wide = !opened.quantised &&
@@ -42,6 +47,12 @@ void Transformer::check_cache(const CacheSpec& spec) const {
   TORCH_CHECK_VALUE(spec.dtype == wanted.dtype,
                     "[Transformer::check_cache] the cache must hold ",
                     wanted.dtype, " but holds ", spec.dtype, kRemedy);
+  TORCH_CHECK_VALUE(
+      spec.conv_dtype.value_or(spec.dtype) ==
+          wanted.conv_dtype.value_or(wanted.dtype),
+      "[Transformer::check_cache] the cache must hold convolution inputs of ",
+      wanted.conv_dtype.value_or(wanted.dtype), " but holds ",
+      spec.conv_dtype.value_or(spec.dtype), kRemedy);
   TORCH_CHECK_VALUE(
       spec.first_layer == 0 && spec.layers.size() == wanted.layers.size(),
       "[Transformer::check_cache] the cache must have layers 0 to ",
@@ -64,6 +75,13 @@ std::shared_ptr<const Transformer> load_model(const std::string& path,
   OpenedModel opened = open_model(path, {.log = options.log});
   const std::shared_ptr<const WeightSource> weights = std::move(opened.weights);
   LoadOptions chosen = options;
+  if (!chosen.packing) {
+    chosen.packing = automatic_packing(opened, options) ? WeightPacking::kAuto
+                                                        : WeightPacking::kNone;
+  }
+  if (*chosen.packing != WeightPacking::kNone) {
+    return std::make_shared<const Transformer>(opened.config, weights, chosen);
+  }
   if (!chosen.dtype) chosen.dtype = automatic_dtype(opened, options);
   auto model =
       std::make_shared<const Transformer>(opened.config, weights, chosen);

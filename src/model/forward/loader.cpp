@@ -16,8 +16,13 @@ std::string prefix_of(int64_t layer) { return c10::str("blk.", layer, "."); }
 }  // namespace
 
 Loader::Loader(const ModelConfig& config, const WeightSource& source,
-               at::ScalarType dtype, const LoadOptions& options)
-    : config_(config), source_(source), dtype_(dtype), options_(options) {
+               at::ScalarType dtype, const LoadOptions& options,
+               bool stays_packed)
+    : config_(config),
+      source_(source),
+      dtype_(dtype),
+      options_(options),
+      stays_packed_(stays_packed) {
   for (const WeightInfo& info : source.tensors()) {
     int64_t values = 1;
     for (const int64_t size : info.shape) values *= size;
@@ -114,21 +119,56 @@ LinearWeights Loader::gated_qkv(const std::string& prefix) {
     };
     return at::cat({q[0], rows("attn_k"), rows("attn_v"), q[1]});
   };
-  LinearWeights made{stack(".weight"), {}};
+  LinearWeights made;
+  if (stays_packed_) {
+    made.rows = gated_rows(prefix);
+  } else {
+    made.weight = stack(".weight");
+  }
   if (config_.qkv_bias) made.bias = stack(".bias").view({-1});
   count(made);
   return made;
 }
 
+// The same rows as those of gates_apart() and below.
+std::vector<RowPiece> Loader::gated_rows(const std::string& prefix) const {
+  const std::string q = prefix + "attn_q.weight";
+  std::vector<RowPiece> rows;
+  const auto heads = [&](int64_t which) {
+    for (int64_t head = 0; head < config_.heads; ++head) {
+      rows.push_back(
+          {q, (2 * head + which) * config_.head_dim, config_.head_dim});
+    }
+  };
+  heads(0);
+  for (const char* name : {"attn_k.weight", "attn_v.weight"}) {
+    rows.push_back({prefix + name, 0, source_.shape(prefix + name).at(0)});
+  }
+  heads(1);
+  return rows;
+}
+
 LinearWeights Loader::linear(const std::vector<std::string>& names) {
-  LinearWeights made{stacked(names), stacked_biases(names)};
+  LinearWeights made;
+  made.bias = stacked_biases(names);
+  if (!stays_packed_) {
+    made.weight = stacked(names);
+  } else {
+    for (const std::string& name : names) {
+      const std::string matrix = name + ".weight";
+      made.rows.push_back({matrix, 0, source_.shape(matrix).at(0)});
+    }
+  }
   count(made);
   return made;
 }
 
 void Loader::count(const LinearWeights& weights) {
-  const int64_t values = weights.weight.numel() +
-                         (weights.bias.defined() ? weights.bias.numel() : 0);
+  int64_t values = weights.weight.defined() ? weights.weight.numel() : 0;
+  if (weights.bias.defined()) values += weights.bias.numel();
+  for (const RowPiece& piece : weights.rows) {
+    values_ += piece.count * source_.shape(piece.name).at(1);
+  }
   bytes_ += static_cast<size_t>(values) * c10::elementSize(dtype_);
   values_ += values;
 }

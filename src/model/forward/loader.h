@@ -5,13 +5,15 @@
 #include <vector>
 
 #include "kvcache/model/transformer.h"
+#include "src/model/packed/row_piece.h"
 
 namespace kvcache::model {
 
 // What a linear is made of, on the CPU; may lie on the mapped file.
 struct LinearWeights {
-  Tensor weight;  // [N, K]
+  Tensor weight;  // [N, K]; undefined if weights stay packed
   Tensor bias;    // [N] in the same dtype, or undefined
+  std::vector<RowPiece> rows = {};  // of the file, in place of `weight`
 };
 
 // Float32 copies, on the CPU.
@@ -33,7 +35,8 @@ struct DeltaWeights {
 class Loader {
  public:
   Loader(const ModelConfig& config, const WeightSource& source,
-         at::ScalarType dtype, const LoadOptions& options);
+         at::ScalarType dtype, const LoadOptions& options,
+         bool stays_packed = false);
 
   LinearWeights head();
   // Rows of q, k, v below each other, then those of the gates if there are.
@@ -55,7 +58,8 @@ class Loader {
   // A linear is where it belongs: its pages of the file are given back.
   void finished() const;
 
-  // Of linears and norms read so far, in the dtype they run in.
+  // Of linears and norms read so far, in the dtype they run in; of weights that
+  // stay packed the biases alone.
   size_t bytes() const noexcept { return bytes_; }
 
  private:
@@ -64,6 +68,7 @@ class Loader {
   // Of rows [heads, q | gate, ...] all of q, then all gates.
   Tensor gates_apart(const Tensor& rows) const;
   LinearWeights gated_qkv(const std::string& prefix);
+  std::vector<RowPiece> gated_rows(const std::string& prefix) const;
   void count(const LinearWeights& weights);
   // The named matrices below each other; biases likewise, all or none.
   LinearWeights linear(const std::vector<std::string>& names);
@@ -74,6 +79,7 @@ class Loader {
   const WeightSource& source_;
   at::ScalarType dtype_;
   const LoadOptions& options_;
+  bool stays_packed_;
   size_t bytes_ = 0;
   int64_t values_ = 0;  // read, for progress
   int64_t all_values_ = 0;

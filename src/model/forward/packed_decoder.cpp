@@ -62,19 +62,32 @@ void trim_heap() {
 // Packs linears, and asks of each shape whether it is row-exact.
 class Packer {
  public:
-  Packer(Loader& loader, const LoadOptions& options)
-      : loader_(loader), options_(options) {}
+  Packer(Loader& loader, const DecoderParts& parts)
+      : loader_(loader), source_(*parts.source), options_(parts.options) {}
 
-  PackedLinear operator()(LinearWeights weights) {
-    PackedLinear made(weights.weight, weights.bias);
-    weights = {};
-    probe(made);
+  Linear operator()(LinearWeights weights) {
+    Linear made = weights.rows.empty() ? dense(std::move(weights))
+                                       : Linear(tiles(weights));
     loader_.finished();
     return made;
   }
   bool row_exact() const { return row_exact_; }
+  size_t tile_bytes() const { return tile_bytes_; }
 
  private:
+  Linear dense(LinearWeights weights) {
+    PackedLinear made(weights.weight, weights.bias);
+    weights = {};
+    probe(made);
+    return Linear(std::move(made));
+  }
+  TiledLinear tiles(const LinearWeights& weights) {
+    TiledLinear made(source_, weights.rows, weights.bias,
+                     options_.packing.value_or(WeightPacking::kAuto));
+    tile_bytes_ += made.bytes();
+    return made;
+  }
+
   // Equal shapes run the same code: one of each is enough.
   void probe(const PackedLinear& linear) {
     if (!row_exact_) return;
@@ -89,8 +102,10 @@ class Packer {
   }
 
   Loader& loader_;
+  const WeightSource& source_;
   const LoadOptions& options_;
   bool row_exact_ = true;
+  size_t tile_bytes_ = 0;
   std::set<std::pair<int64_t, int64_t>> probed_;  // outputs, inputs
 };
 
@@ -118,8 +133,8 @@ Layer make_layer(const ModelConfig& config, Loader& loader, Packer& pack,
   Normalisation mixer_norm(config, loader.attention_norm(index));
   std::unique_ptr<Mixer> mixer = make_mixer(config, loader, pack, index);
   Normalisation feed_forward_norm(config, loader.feed_forward_norm(index));
-  PackedLinear up = pack(loader.up(index));
-  PackedLinear down = pack(loader.down(index));
+  Linear up = pack(loader.up(index));
+  Linear down = pack(loader.down(index));
   return {std::move(mixer_norm), std::move(mixer), std::move(feed_forward_norm),
           FeedForward(config, std::move(up), std::move(down))};
 }
@@ -147,9 +162,9 @@ class PackedDecoder final : public Decoder {
 
   const ModelConfig& config_;
   std::shared_ptr<const WeightSource> source_;  // embeddings are read from it
-  at::ScalarType dtype_;
+  Arithmetic arithmetic_;
   std::vector<float> frequencies_;  // empty: learned positions
-  PackedLinear head_;
+  Linear head_;
   std::vector<Layer> layers_;
   std::optional<Normalisation> final_norm_;
   size_t weight_bytes_ = 0;
@@ -157,24 +172,28 @@ class PackedDecoder final : public Decoder {
 };
 
 PackedDecoder::PackedDecoder(const DecoderParts& parts)
-    : config_(parts.config), source_(parts.source), dtype_(parts.dtype) {
+    : config_(parts.config),
+      source_(parts.source),
+      arithmetic_{parts.packed ? at::kFloat : parts.dtype, parts.dtype,
+                  !parts.packed} {
   if (config_.positions == Positions::kRotary) {
     frequencies_ = inverse_frequencies(config_.rope);
   }
-  if (parts.options.log && !PackedLinear::packs(dtype_)) {
+  const at::ScalarType dtype = arithmetic_.dtype;
+  if (parts.options.log && !parts.packed && !PackedLinear::packs(dtype)) {
     parts.options.log(LogLevel::kWarning,
-                      c10::str("this CPU cannot pack ", dtype_,
+                      c10::str("this CPU cannot pack ", dtype,
                                " weights: long prompts will be slow; float32 "
                                "is faster here"));
   }
-  Loader loader(config_, *source_, dtype_, parts.options);
-  Packer pack(loader, parts.options);
+  Loader loader(config_, *source_, dtype, parts.options, parts.packed);
+  Packer pack(loader, parts);
   head_ = pack(loader.head());  // the largest first, while little else is there
   for (int64_t i = 0; i < config_.layers; ++i) {
     layers_.push_back(make_layer(config_, loader, pack, i));
   }
   final_norm_.emplace(config_, loader.final_norm());
-  weight_bytes_ = loader.bytes();
+  weight_bytes_ = loader.bytes() + pack.tile_bytes();
   row_exact_ = pack.row_exact();
   trim_heap();
 }
@@ -226,7 +245,7 @@ void PackedDecoder::write_hidden(const Pass& pass, const Tensor& delta,
   const int64_t width = config_.hidden_size;
   const auto* hidden = pass.hidden.const_data_ptr<float>();
   auto* out = to.data_ptr<float>();
-  with_row_type(dtype_, [&](auto type) {
+  with_row_type(arithmetic_.dtype, [&](auto type) {
     using T = decltype(type);
     const auto add = row_loops<T>().add;
     for_each_row(static_cast<int64_t>(wanted.size()), width, [&](int64_t i) {
@@ -250,7 +269,7 @@ void PackedDecoder::write_logits(const Pass& pass, const Tensor& delta,
     if (wanted[i] >= 0) outputs.push_back(static_cast<int64_t>(i));
   }
   std::vector<float> residual(static_cast<size_t>(width));
-  with_row_type(dtype_, [&](auto type) {
+  with_row_type(arithmetic_.dtype, [&](auto type) {
     using T = decltype(type);
     const RowLoops<T>& loops = row_loops<T>();
     const T* added = delta.defined() ? data_of<T>(delta) : nullptr;
@@ -258,8 +277,10 @@ void PackedDecoder::write_logits(const Pass& pass, const Tensor& delta,
       const std::span<const int64_t> chunk = std::span(outputs).subspan(
           first, std::min<size_t>(kHeadRows, outputs.size() - first));
       const auto rows = static_cast<int64_t>(chunk.size());
-      const Tensor normed = at::zeros({PackedLinear::padded_rows(rows), width},
-                                      at::TensorOptions(dtype_));
+      const Tensor normed = at::zeros(
+          {arithmetic_.pads_rows ? PackedLinear::padded_rows(rows) : rows,
+           width},
+          at::TensorOptions(arithmetic_.dtype));
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t token =
             wanted[static_cast<size_t>(chunk[static_cast<size_t>(i)])];
@@ -294,7 +315,7 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
       at::TensorOptions(at::kFloat));
   {
     const c10::InferenceMode inference;
-    Pass pass(config_, frequencies_, spans, memory, options.role, dtype_);
+    Pass pass(config_, frequencies_, spans, memory, options.role, arithmetic_);
     if (options.hidden.defined()) {
       enter(pass, options.hidden);
     } else {

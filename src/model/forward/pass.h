@@ -1,8 +1,8 @@
 // src/model/forward/pass.h - one forward on its way: tokens and scratch.
 //
 // Activations are [N, width], a token a row; N is the number of rows that the
-// linears run B * T tokens as (PackedLinear). The rows too many are zero in
-// what a linear reads. B rows, T tokens a row.
+// linears run B * T tokens as. The rows too many are zero in what a linear
+// reads. B rows, T tokens a row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,25 +29,34 @@ struct TokenSpans {
   bool live(int64_t i) const { return limits[static_cast<size_t>(i)] > 0; }
 };
 
-// [N, width], N as many rows as linears run `tokens` as; those from `tokens` on
-// are zero.
-Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype);
+// What a decoder computes in.
+struct Arithmetic {
+  at::ScalarType dtype = at::kFloat;  // of activations
+  at::ScalarType kv = at::kFloat;     // of K and V, and of q
+  bool pads_rows = true;              // as PackedLinear::padded_rows() says
+};
 
 struct Pass {
   // `frequencies`: of the rotation, see RotaryTable; empty: none.
   Pass(const ModelConfig& config, std::span<const float> frequencies,
        const TokenSpans& of, LayerMemory& layers, Role of_role,
-       at::ScalarType dtype);
+       const Arithmetic& in);
+
+  // [N, width]; the rows too many are zero.
+  Tensor scratch(int64_t width) const { return scratch(width, arithmetic.dtype); }
+  Tensor scratch(int64_t width, at::ScalarType dtype) const;
 
   const TokenSpans& tokens;
   LayerMemory& memory;
   Role role;
+  Arithmetic arithmetic;
   std::optional<RotaryTable> rotary;
   Tensor hidden;     // [N, hidden_size] float32, the residual stream
   Tensor normed;     // [N, hidden_size], what a block reads
   Tensor heads;      // [N, q | k | v], turned
-  Tensor q, k, v;    // views of heads, [B, heads, T, head_dim]
-  Tensor attended;   // [N, query_size], if there are rows too many, or gates
+  Tensor kept;       // the same in the dtype of K and V
+  Tensor q, k, v;    // views of kept, [B, heads, T, head_dim]
+  Tensor attended;   // [N, query_size], where attend()'s result is not read
   Tensor activated;  // [N, intermediate_size]
 };
 

@@ -44,6 +44,18 @@ ForwardKind chosen_kind(const LoadOptions& options) {
   return options.forward;
 }
 
+// How weights are kept; the automatic choice is load_model()'s.
+WeightPacking chosen_packing(const LoadOptions& options, ForwardKind kind) {
+  const auto packing = options.packing.value_or(WeightPacking::kNone);
+  if (packing == WeightPacking::kNone) return packing;
+  TORCH_CHECK_VALUE(
+      kind == ForwardKind::kPackedCpu,
+      "[Transformer] packed weights must run on the CPU but the device is ",
+      options.device, " and the forward is LibTorch's operators; choose "
+      "WeightPacking::kNone.");
+  return packing;
+}
+
 // Index of the first value outside of [0, end), or -1.
 int64_t first_outside(const Tensor& numbers, int64_t end) {
   const Tensor dense = numbers.contiguous();
@@ -88,14 +100,16 @@ struct Transformer::Impl {
   Impl(ModelConfig of, std::shared_ptr<const WeightSource> source,
        const LoadOptions& options);
 
+  bool is_packed() const { return packing != WeightPacking::kNone; }
   void check_ids_shape(const Tensor& ids) const;
   Tensor run(const Tokens& tokens, LayerMemory& memory,
              const ForwardOptions& options) const;
 
   ModelConfig config;
-  at::ScalarType dtype;
   at::Device device;
   ForwardKind kind;
+  WeightPacking packing;
+  at::ScalarType dtype;
   std::unique_ptr<Decoder> decoder;
 };
 
@@ -103,9 +117,10 @@ Transformer::Impl::Impl(ModelConfig of,
                         std::shared_ptr<const WeightSource> source,
                         const LoadOptions& options)
     : config(std::move(of)),
-      dtype(options.dtype.value_or(at::kFloat)),
       device(usable_device(options.device)),
-      kind(chosen_kind(options)) {
+      kind(chosen_kind(options)),
+      packing(chosen_packing(options, kind)),
+      dtype(options.dtype.value_or(is_packed() ? at::kBFloat16 : at::kFloat)) {
   TORCH_CHECK_VALUE(source != nullptr,
                     "[Transformer] weights must be given but are null.");
   config.validate();
@@ -118,7 +133,7 @@ Transformer::Impl::Impl(ModelConfig of,
       " must have the matrices of q, k and v apart but has one of them and "
       "gates; use a model without gates.");
   const c10::InferenceMode inference;
-  const DecoderParts parts{config, source, dtype, device, options};
+  const DecoderParts parts{config, source, dtype, is_packed(), device, options};
   decoder = kind == ForwardKind::kOps ? make_ops_decoder(parts)
                                       : make_packed_decoder(parts);
   source->release_pages();
@@ -166,6 +181,7 @@ const ModelConfig& Transformer::config() const noexcept {
   return impl_->config;
 }
 at::ScalarType Transformer::dtype() const noexcept { return impl_->dtype; }
+WeightPacking Transformer::packing() const noexcept { return impl_->packing; }
 at::Device Transformer::device() const noexcept { return impl_->device; }
 ForwardKind Transformer::forward_kind() const noexcept { return impl_->kind; }
 bool Transformer::row_exact(Role /*role*/) const noexcept {
@@ -195,6 +211,7 @@ CacheSpec Transformer::cache_spec(int64_t rows, std::optional<int64_t> capacity,
   spec.rows = rows;
   spec.capacity = capacity;
   spec.dtype = impl_->dtype;
+  if (impl_->is_packed()) spec.conv_dtype = at::kFloat;
   spec.device = impl_->device;
   spec.first_layer = first;
   for (int64_t layer = first; layer < last; ++layer) {

@@ -52,6 +52,24 @@ std::string fingerprint(const fs::path& folder,
   return digest_of(all);
 }
 
+// What decides the bits of K and V beside weights and tokens.
+std::string arithmetic_of(const Transformer& model) {
+  if (model.forward_kind() != ForwardKind::kPackedCpu) {
+    return c10::str("operators, ", model.device());
+  }
+  const char* level = kernels::name(kernels::cpu_level());
+  switch (model.packing()) {
+    case WeightPacking::kNone:
+      break;
+    case WeightPacking::kAuto:
+    case WeightPacking::kQ8:
+      return c10::str("quantised, 8 bits where not kept, ", level);
+    case WeightPacking::kQ4:
+      return c10::str("quantised, 4 bits where not kept, ", level);
+  }
+  return c10::str("packed, ", level);
+}
+
 }  // namespace
 
 CheckpointIdentity identity_of(const fs::path& path, const Transformer& model) {
@@ -68,10 +86,7 @@ CheckpointIdentity identity_of(const fs::path& path, const Transformer& model) {
       folder ? fingerprint(path, {"tokenizer.json", "tokenizer.model"})
              : identity["weights"];
   identity["dtype"] = c10::str(model.dtype());
-  identity["arithmetic"] =
-      model.forward_kind() == ForwardKind::kPackedCpu
-          ? c10::str("packed, ", kernels::name(kernels::cpu_level()))
-          : c10::str("operators, ", model.device());
+  identity["arithmetic"] = arithmetic_of(model);
   return identity;
 }
 

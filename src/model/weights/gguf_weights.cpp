@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 
 #include "src/model/weights/weight_files.h"
 
@@ -29,6 +30,21 @@ c10::ScalarType dtype_of(const GgufTensor& tensor) {
       return c10::ScalarType::Double;
     default:
       return c10::ScalarType::Float;
+  }
+}
+
+BlockType block_type_of(int type) {
+  switch (type) {
+    case GGML_TYPE_Q4_0:
+      return BlockType::kQ4_0;
+    case GGML_TYPE_Q4_1:
+      return BlockType::kQ4_1;
+    case GGML_TYPE_Q5_0:
+      return BlockType::kQ5_0;
+    case GGML_TYPE_Q8_0:
+      return BlockType::kQ8_0;
+    default:
+      return BlockType::kNone;
   }
 }
 
@@ -233,6 +249,23 @@ class GgufWeights : public WeightSource {
                     float* out) const override {
     float_rows(*file_->find(info.name_in_file), layout_of(info.name, config_),
                first, first + count, out);
+  }
+
+  BlockType do_block_type(const WeightInfo& info) const override {
+    const GgufTensor& tensor = *file_->find(info.name_in_file);
+    const bool whole = layout_of(info.name, config_).columns.in_place();
+    return whole ? block_type_of(tensor.type) : BlockType::kNone;
+  }
+
+  void do_read_blocks(const WeightInfo& info, int64_t first, int64_t count,
+                      std::byte* out) const override {
+    const GgufTensor& tensor = *file_->find(info.name_in_file);
+    const GridOrder rows = layout_of(info.name, config_).rows;
+    for (int64_t row = first; row < first + count; ++row) {
+      const auto at = static_cast<size_t>(rows.in_file(row)) * tensor.row_bytes;
+      std::memcpy(out, tensor.data.data() + at, tensor.row_bytes);
+      out += tensor.row_bytes;
+    }
   }
 
   std::shared_ptr<const GgufFile> file_;

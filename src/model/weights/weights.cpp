@@ -59,6 +59,22 @@ at::Tensor WeightSource::read(std::string_view name,
   return do_read(info(name), dtype);
 }
 
+int64_t block_bytes(BlockType type) {
+  switch (type) {
+    case BlockType::kQ4_0:
+      return 18;
+    case BlockType::kQ4_1:
+      return 20;
+    case BlockType::kQ5_0:
+      return 22;
+    case BlockType::kQ8_0:
+      return 34;
+    case BlockType::kNone:
+      break;
+  }
+  return 0;
+}
+
 const WeightInfo& WeightSource::rows_of(std::string_view name, int64_t first,
                                         int64_t count) const {
   const WeightInfo& tensor = info(name);
@@ -91,6 +107,32 @@ void WeightSource::read_rows(std::string_view name, int64_t first,
   std::vector<float> values(static_cast<size_t>(count * tensor.shape[1]));
   do_read_rows(tensor, first, count, values.data());
   out.copy_(at::from_blob(values.data(), want, at::kFloat));
+}
+
+BlockType WeightSource::block_type(std::string_view name) const {
+  const WeightInfo& tensor = info(name);
+  return tensor.shape.size() == 2 ? do_block_type(tensor) : BlockType::kNone;
+}
+
+void WeightSource::read_blocks(std::string_view name, int64_t first,
+                               int64_t count, std::byte* out) const {
+  const WeightInfo& tensor = rows_of(name, first, count);
+  TORCH_CHECK(do_block_type(tensor) != BlockType::kNone,
+              "[WeightSource::read_blocks] ", in_quotes(name),
+              " must be stored in blocks of 32 values but is ",
+              tensor.type_name, "; use read_rows().");
+  do_read_blocks(tensor, first, count, out);
+}
+
+BlockType WeightSource::do_block_type(const WeightInfo& /*info*/) const {
+  return BlockType::kNone;
+}
+
+void WeightSource::do_read_blocks(const WeightInfo& info, int64_t /*first*/,
+                                  int64_t /*count*/,
+                                  std::byte* /*out*/) const {
+  TORCH_CHECK(false, "[WeightSource::read_blocks] ", in_quotes(info.name),
+              " is not stored in blocks.");
 }
 
 std::string WeightSource::name_in_file(std::string_view name) const {

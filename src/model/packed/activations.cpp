@@ -1,0 +1,72 @@
+// src/model/packed/activations.cpp - a product with tiles, on several threads.
+#include "src/model/packed/activations.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "src/model/packed/tile_kernels.h"
+
+namespace kvcache::model {
+namespace {
+
+// Grows and never shrinks, up to what long prompts need.
+class RowBuffer {
+ public:
+  TileRows rows(int64_t count, int64_t groups) {
+    const auto scales = static_cast<size_t>(count * groups);
+    const size_t bytes =
+        scales * (kTileInputs * sizeof(int16_t) + 2 * sizeof(float));
+    if (bytes > bytes_) {
+      const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
+      data_.reset();
+      bytes_ = 0;
+      data_.reset(std::aligned_alloc(kLine, rounded));
+      if (data_ == nullptr) throw std::bad_alloc();
+      bytes_ = rounded;
+    }
+    TileRows made;
+    made.rows = count;
+    made.q = static_cast<int16_t*>(data_.get());
+    made.scale = reinterpret_cast<float*>(
+        made.q + scales * static_cast<size_t>(kTileInputs));
+    made.offset = made.scale + scales;
+    return made;
+  }
+
+ private:
+  static constexpr size_t kLine = 64;
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> data_;
+  size_t bytes_ = 0;
+};
+
+// Multiplications that make a thread worth waking.
+constexpr int64_t kWorkOfThread = 64 * 1024;
+
+}  // namespace
+
+void multiply_tiles(const TileMatrix& w, const float* x, int64_t inputs,
+                    int64_t rows, float* out) {
+  static thread_local RowBuffer buffer;
+  const TileKernels& kernels = tile_kernels();
+  const TileRows quantised = buffer.rows(rows, w.groups);
+  const int64_t row_grain = std::max<int64_t>(1, 16384 / inputs);
+  at::parallel_for(0, rows, row_grain, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      kernels.quantise(x + row * inputs, inputs, quantised, row);
+    }
+  });
+  const int64_t work = rows * w.groups * kTileInputs * kTileOutputs;
+  const int64_t grain = std::max<int64_t>(1, kWorkOfThread / work);
+  at::parallel_for(0, w.blocks(), grain, [&](int64_t first, int64_t last) {
+    kernels.multiply(w, quantised, out, w.outputs, first, last);
+  });
+}
+
+}  // namespace kvcache::model
