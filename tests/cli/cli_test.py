@@ -84,8 +84,7 @@ class UsageTest(ProgramTest):
 
     def test_what_does_not_exist_yet_says_what_does(self):
         for option, value, text in (
-            ("--dtype", "packed", "cannot be kept packed yet; use auto"),
-            ("--dtype", "float16", "must be auto, float32 or bfloat16 but got float16"),
+            ("--dtype", "float16", "must be auto, packed, float32 or bfloat16 but got float16"),
             ("--device", "tpu", "must be cpu, cuda or cuda:N but got tpu"),
             ("--device", "cuda:x", "cuda:N must have a number up to 127 but got cuda:x"),
             ("--device", "cuda:-1", "number up to 127 but got cuda:-1"),

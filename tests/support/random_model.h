@@ -101,10 +101,12 @@ inline model::ModelConfig hybrid_config() {
 
 inline std::shared_ptr<const model::Transformer> random_model(
     const model::ModelConfig& config, at::ScalarType dtype = at::kFloat,
-    model::ForwardKind forward = model::ForwardKind::kAuto) {
+    model::ForwardKind forward = model::ForwardKind::kAuto,
+    model::WeightPacking packing = model::WeightPacking::kNone) {
   return std::make_shared<const model::Transformer>(
       config, std::make_shared<RandomWeights>(config),
-      model::LoadOptions{.dtype = dtype, .forward = forward});
+      model::LoadOptions{
+          .dtype = dtype, .packing = packing, .forward = forward});
 }
 
 }  // namespace kvcache::testing

@@ -83,7 +83,7 @@ class Packer {
   }
   TiledLinear tiles(const LinearWeights& weights) {
     TiledLinear made(source_, weights.rows, weights.bias,
-                     options_.packing.value_or(WeightPacking::kAuto));
+                     options_.packing.value_or(WeightPacking::kAuto), arena_);
     tile_bytes_ += made.bytes();
     return made;
   }
@@ -105,6 +105,7 @@ class Packer {
   const WeightSource& source_;
   const LoadOptions& options_;
   bool row_exact_ = true;
+  TileArena arena_;
   size_t tile_bytes_ = 0;
   std::set<std::pair<int64_t, int64_t>> probed_;  // outputs, inputs
 };

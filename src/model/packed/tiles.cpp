@@ -132,18 +132,30 @@ TileMemory::TileMemory(size_t bytes)
 
 TileMemory::~TileMemory() { munmap(data_, bytes_); }
 
+TileArena::Piece TileArena::take(size_t bytes) {
+  constexpr size_t kChunk = size_t{32} << 20;
+  constexpr size_t kLine = 64;
+  if (memory_ == nullptr || used_ + bytes + kBehind > memory_->bytes()) {
+    memory_ = std::make_shared<const TileMemory>(std::max(bytes, kChunk));
+    used_ = 0;
+  }
+  const Piece piece{memory_, memory_->data() + used_};
+  used_ += (bytes + kLine - 1) / kLine * kLine;
+  return piece;
+}
+
 TiledLinear::TiledLinear(const WeightSource& source,
                          std::span<const RowPiece> pieces, const Tensor& bias,
-                         WeightPacking packing)
+                         WeightPacking packing, TileArena& arena)
     : bias_(bias) {
   const RowReader rows(source, pieces);
   const bool q4 = rows.all_keep(TileFormat::kQ4);
   const bool kept = q4 || rows.all_keep(TileFormat::kQ8);
-  make(rows.outputs(), rows.inputs(),
-       q4     ? TileFormat::kQ4
-       : kept ? TileFormat::kQ8
-              : rounded_format(packing));
-  uint8_t* tiles = memory_->data();
+  uint8_t* tiles = make(rows.outputs(), rows.inputs(),
+                        q4     ? TileFormat::kQ4
+                        : kept ? TileFormat::kQ8
+                               : rounded_format(packing),
+                        arena);
   if (kept) {
     write_kept(matrix_, tiles, rows);
     return;
@@ -158,22 +170,31 @@ TiledLinear::TiledLinear(const WeightSource& source,
 TiledLinear::TiledLinear(const Tensor& weight, const Tensor& bias,
                          WeightPacking packing)
     : bias_(bias) {
-  make(weight.size(0), weight.size(1), rounded_format(packing));
+  TileArena arena;
+  uint8_t* tiles =
+      make(weight.size(0), weight.size(1), rounded_format(packing), arena);
   const Tensor dense = weight.contiguous();
   const auto* values = dense.const_data_ptr<float>();
-  write_rounded(matrix_, memory_->data(), inputs_, [&](int64_t n, float* row) {
+  write_rounded(matrix_, tiles, inputs_, [&](int64_t n, float* row) {
     std::copy_n(values + n * inputs_, inputs_, row);
   });
 }
 
-void TiledLinear::make(int64_t outputs, int64_t inputs, TileFormat format) {
+uint8_t* TiledLinear::make(int64_t outputs, int64_t inputs, TileFormat format,
+                           TileArena& arena) {
   inputs_ = inputs;
   matrix_.outputs = outputs;
   matrix_.groups = groups_of(inputs);
   matrix_.format = format;
-  memory_ = std::make_shared<const TileMemory>(static_cast<size_t>(
-      matrix_.blocks() * matrix_.groups * tile_bytes(format)));
-  matrix_.tiles = memory_->data();
+  const TileArena::Piece piece = arena.take(bytes());
+  memory_ = piece.memory;
+  matrix_.tiles = piece.data;
+  return piece.data;
+}
+
+size_t TiledLinear::bytes() const noexcept {
+  return static_cast<size_t>(matrix_.blocks() * matrix_.groups *
+                             tile_bytes(matrix_.format));
 }
 
 Tensor TiledLinear::operator()(const Tensor& x) const {

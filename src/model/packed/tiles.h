@@ -16,7 +16,7 @@ namespace kvcache::model {
 
 using at::Tensor;
 
-// The memory of tiles. Every 2 MiB of it are one page where the system agrees.
+// Memory of zeros. Every 2 MiB of it are one page where the system agrees.
 class TileMemory {
  public:
   explicit TileMemory(size_t bytes);
@@ -32,6 +32,21 @@ class TileMemory {
   size_t bytes_ = 0;
 };
 
+// Hands out tile memory, so that the linears of a model lie one after the other
+// in the order of their use.
+class TileArena {
+ public:
+  struct Piece {
+    std::shared_ptr<const TileMemory> memory;  // keeps `data` alive
+    uint8_t* data = nullptr;
+  };
+  Piece take(size_t bytes);
+
+ private:
+  std::shared_ptr<const TileMemory> memory_;
+  size_t used_ = 0;
+};
+
 // One linear: y = W x + bias. Immutable.
 class TiledLinear {
  public:
@@ -41,7 +56,7 @@ class TiledLinear {
   // kAuto, since that is finer than any quantised type that is not kept.
   // `bias` [N] float32 or undefined.
   TiledLinear(const WeightSource& source, std::span<const RowPiece> pieces,
-              const Tensor& bias, WeightPacking packing);
+              const Tensor& bias, WeightPacking packing, TileArena& arena);
   // `weight` [N, K] float32, rounded.
   TiledLinear(const Tensor& weight, const Tensor& bias, WeightPacking packing);
 
@@ -50,7 +65,7 @@ class TiledLinear {
   TileFormat format() const noexcept { return matrix_.format; }
   const TileMatrix& matrix() const noexcept { return matrix_; }
   const Tensor& bias() const noexcept { return bias_; }
-  size_t bytes() const noexcept { return memory_->bytes(); }
+  size_t bytes() const noexcept;  // of tiles
 
   // `x` [M, K] float32, contiguous. Returns [M, N]. Row-exact, and of one
   // order of additions at any M.
@@ -60,7 +75,9 @@ class TiledLinear {
   Tensor dequantised() const;
 
  private:
-  void make(int64_t outputs, int64_t inputs, TileFormat format);
+  // Returns zeros to write the tiles to.
+  uint8_t* make(int64_t outputs, int64_t inputs, TileFormat format,
+                TileArena& arena);
 
   std::shared_ptr<const TileMemory> memory_;
   TileMatrix matrix_;

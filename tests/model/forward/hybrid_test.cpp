@@ -56,12 +56,15 @@ class HybridTest : public ::testing::TestWithParam<toy::Kind> {
 
 TEST_P(HybridTest, ChunksOfAnySizeGiveTheStatelessBits) {
   const Ids ids = some_ids(40);
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto of = random_model(hybrid_config(), dtype);
+  for (const Running& running : kRunnings) {
+    SCOPED_TRACE(running.name);
+    const auto of =
+        random_model(hybrid_config(), running.dtype, model::ForwardKind::kAuto,
+                     running.packing);
     EXPECT_TRUE(of->row_exact(Role::kDecode));
     const Tensor alone = all_logits(*of, ids, Kind::kNone, 0);
     const Ids chunks =
-        dtype == at::kFloat ? Ids{1, 2, 3, 7, 33, 40} : Ids{1, 7};
+        running.dtype == at::kFloat ? Ids{1, 2, 3, 7, 33, 40} : Ids{1, 7};
     for (const int64_t chunk : chunks) {
       const auto cache = make(*of, 1, 40);
       std::vector<int64_t> parts;
@@ -140,13 +143,19 @@ TEST_P(HybridTest, ACheckpointAtAnyTokenContinuesTheColdRun) {
 
 // Three layers: a float32 state, and inputs of the convolution as they run.
 TEST_P(HybridTest, MemoryIsTheStatesAndConvolutionInputs) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto of = random_model(hybrid_config(), dtype);
+  for (const Running& running : kRunnings) {
+    SCOPED_TRACE(running.name);
+    const auto of =
+        random_model(hybrid_config(), running.dtype, model::ForwardKind::kAuto,
+                     running.packing);
     const auto cache = make(*of, 1, 24);
     feed(*of, *cache, some_ids(2), {2});
     const MemoryReport report = cache->memory();
     EXPECT_EQ(report.recurrent.used, size_t{3} * 4 * 8 * 8 * sizeof(float));
-    EXPECT_EQ(report.conv.used, size_t{3} * 64 * 3 * c10::elementSize(dtype));
+    const at::ScalarType conv = of->packing() == model::WeightPacking::kNone
+                                    ? running.dtype
+                                    : at::kFloat;
+    EXPECT_EQ(report.conv.used, size_t{3} * 64 * 3 * c10::elementSize(conv));
   }
 }
 

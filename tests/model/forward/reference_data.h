@@ -35,9 +35,22 @@ inline nlohmann::json read_json(const std::string& name) {
 }
 
 inline std::shared_ptr<const Transformer> load_tiny(
-    const std::string& name, at::ScalarType dtype = at::kFloat) {
-  return model::load_model(data_path(name), {.dtype = dtype});
+    const std::string& name, at::ScalarType dtype = at::kFloat,
+    model::WeightPacking packing = model::WeightPacking::kNone) {
+  return model::load_model(data_path(name),
+                           {.dtype = dtype, .packing = packing});
 }
+
+// What a forward runs in.
+struct Running {
+  const char* name;
+  at::ScalarType dtype;  // of K and V
+  model::WeightPacking packing = model::WeightPacking::kNone;
+};
+inline constexpr Running kRunnings[] = {
+    {"Float", at::kFloat},
+    {"BFloat16", at::kBFloat16},
+    {"Packed", at::kBFloat16, model::WeightPacking::kAuto}};
 
 // [1, T] of token ids.
 inline Tensor as_row(std::span<const int64_t> ids) {

@@ -1,6 +1,6 @@
 // row_exact_test.cpp - the bits of a row hang on nothing but its own inputs.
 //
-// float32 and bfloat16: caches against the stateless forward, any chunking, a
+// float32, bfloat16 and packed weights: caches against the stateless forward, any chunking, a
 // row alone against the same row among others, dead tokens, thread counts.
 #include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
@@ -17,10 +17,11 @@ namespace kvcache::testing {
 namespace {
 
 class RowExactTest
-    : public ::testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {
+    : public ::testing::TestWithParam<std::tuple<std::string, Running>> {
  protected:
   void SetUp() override {
-    model = load_tiny(std::get<0>(GetParam()), std::get<1>(GetParam()));
+    const Running& running = std::get<1>(GetParam());
+    model = load_tiny(std::get<0>(GetParam()), running.dtype, running.packing);
     const nlohmann::json numbers =
         read_json(std::get<0>(GetParam()) + "/expected.json");
     const auto& prompts = numbers["prompts"];
@@ -39,7 +40,8 @@ TEST_P(RowExactTest, IsReported) {
   EXPECT_TRUE(model->row_exact(Role::kPrefill));
   EXPECT_TRUE(model->row_exact(Role::kDecode));
   EXPECT_TRUE(model->roles_agree());
-  EXPECT_EQ(model->dtype(), std::get<1>(GetParam()));
+  EXPECT_EQ(model->dtype(), std::get<1>(GetParam()).dtype);
+  EXPECT_EQ(model->packing(), std::get<1>(GetParam()).packing);
 }
 
 TEST_P(RowExactTest, CachesAndChunksGiveTheStatelessBits) {
@@ -140,10 +142,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("gpt2", "llama", "llama_rope3",
                                          "llama_bias", "mistral", "qwen2",
                                          "qwen3", "qwen3_5", "qwen3_5_three"),
-                       ::testing::Values(at::kFloat, at::kBFloat16)),
+                       ::testing::ValuesIn(kRunnings)),
     [](const auto& info) {
-      return std::get<0>(info.param) + "_" +
-             c10::toString(std::get<1>(info.param));
+      return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
     });
 
 }  // namespace
