@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "src/model/forward/low_rank.h"
 #include "src/model/forward/row_loops.h"
 
 namespace kvcache::model {
@@ -30,6 +31,14 @@ typename RowLoops<T>::Activate loop_of(Activation activation) {
       break;
   }
   return row_loops<T>().silu;
+}
+
+// `x` through a linear, and what the adapters of its tokens add.
+Tensor run_linear(const PackedLinear& linear, const Pass& pass, int64_t layer,
+                  LinearPlace place, const Tensor& x) {
+  Tensor y = linear(x);
+  if (pass.adapters != nullptr) pass.adapters->add(layer, place, x, y);
+  return y;
 }
 
 }  // namespace
@@ -150,7 +159,11 @@ void Attention::gate(const Pass& pass, const Tensor& qkv,
 }
 
 Tensor Attention::run(Pass& pass, int64_t layer) const {
-  const Tensor qkv = parts_.qkv(pass.normed);
+  const Tensor qkv = run_linear(parts_.qkv, pass, layer,
+                                LinearPlace::kMixerInputs, pass.normed);
+  const auto output = [&](const Tensor& x) {
+    return run_linear(parts_.output, pass, layer, LinearPlace::kMixerOutput, x);
+  };
   turn(pass, qkv);
   const KvView& view = pass.memory.update(layer, pass.k, pass.v);
   AttendOptions options = options_;
@@ -158,15 +171,15 @@ Tensor Attention::run(Pass& pass, int64_t layer) const {
   const Tensor attended = attend(pass.q, view, options);
   if (gated_) {
     gate(pass, qkv, attended);
-    return parts_.output(pass.attended);
+    return output(pass.attended);
   }
   const int64_t width = heads_ * head_dim_;
   if (!pass.attended.defined()) {
-    return parts_.output(attended.transpose(1, 2).reshape({-1, width}));
+    return output(attended.transpose(1, 2).reshape({-1, width}));
   }
   std::memcpy(pass.attended.data_ptr(), attended.const_data_ptr(),
               static_cast<size_t>(attended.numel()) * attended.element_size());
-  return parts_.output(pass.attended);
+  return output(pass.attended);
 }
 
 GatedDelta::GatedDelta(const ModelConfig& config, Parts parts)
@@ -175,11 +188,12 @@ GatedDelta::GatedDelta(const ModelConfig& config, Parts parts)
       core_(config, parts.weights) {}
 
 Tensor GatedDelta::run(Pass& pass, int64_t layer) const {
-  const Tensor inputs = inputs_(pass.normed);
+  const Tensor inputs =
+      run_linear(inputs_, pass, layer, LinearPlace::kMixerInputs, pass.normed);
   const Tensor mixed =
       scratch(pass.tokens.count(), core_.outputs(), inputs.scalar_type());
   core_.run(pass.tokens, inputs, pass.memory.state(layer), mixed);
-  return output_(mixed);
+  return run_linear(output_, pass, layer, LinearPlace::kMixerOutput, mixed);
 }
 
 FeedForward::FeedForward(const ModelConfig& config, PackedLinear up,
@@ -189,8 +203,8 @@ FeedForward::FeedForward(const ModelConfig& config, PackedLinear up,
       activation_(config.activation),
       gated_(config.gated_mlp) {}
 
-Tensor FeedForward::run(Pass& pass) const {
-  const Tensor up = up_(pass.normed);
+Tensor FeedForward::run(Pass& pass, int64_t layer) const {
+  const Tensor up = run_linear(up_, pass, layer, LinearPlace::kUp, pass.normed);
   const int64_t width = pass.activated.size(1);
   with_row_type(up.scalar_type(), [&](auto type) {
     using T = decltype(type);
@@ -202,7 +216,7 @@ Tensor FeedForward::run(Pass& pass) const {
       activate(to + i * width, gate, gated_ ? gate + width : nullptr, width);
     });
   });
-  return down_(pass.activated);
+  return run_linear(down_, pass, layer, LinearPlace::kDown, pass.activated);
 }
 
 }  // namespace kvcache::model

@@ -83,7 +83,7 @@ class FeedForward {
  public:
   // `up`: rows of gate and up below each other if `gated`, else of up alone.
   FeedForward(const ModelConfig& config, PackedLinear up, PackedLinear down);
-  Tensor run(Pass& pass) const;
+  Tensor run(Pass& pass, int64_t layer) const;
 
  private:
   PackedLinear up_, down_;

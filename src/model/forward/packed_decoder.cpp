@@ -16,6 +16,7 @@
 #include "src/model/forward/blocks.h"
 #include "src/model/forward/decoder.h"
 #include "src/model/forward/loader.h"
+#include "src/model/forward/low_rank.h"
 #include "src/model/forward/row_loops.h"
 
 namespace kvcache::model {
@@ -133,6 +134,10 @@ class PackedDecoder final : public Decoder {
   // One arithmetic for both.
   bool roles_agree() const noexcept override { return true; }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
+  std::shared_ptr<const DecoderAdapters> prepare(
+      const std::vector<Adapter>& adapters) const override {
+    return std::make_shared<PackedAdapters>(adapters, config_);
+  }
 
  private:
   // Returns what the last block adds to pass.hidden; undefined: no layers.
@@ -295,6 +300,12 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
   {
     const c10::InferenceMode inference;
     Pass pass(config_, frequencies_, spans, memory, options.role, dtype_);
+    std::optional<TokenAdapters> adapters;
+    if (tokens.adapters != nullptr) {
+      adapters.emplace(static_cast<const PackedAdapters&>(*tokens.adapters),
+                       spans, options);
+      if (adapters->any()) pass.adapters = &*adapters;
+    }
     if (options.hidden.defined()) {
       enter(pass, options.hidden);
     } else {
@@ -322,7 +333,7 @@ Tensor PackedDecoder::run_layers(Pass& pass, int64_t first,
     delta = layer.mixer->run(pass, i);
     layer.feed_forward_norm.add_and_apply(pass.normed, pass.hidden, delta,
                                           tokens);
-    delta = layer.feed_forward.run(pass);
+    delta = layer.feed_forward.run(pass, i);
   }
   return delta;
 }

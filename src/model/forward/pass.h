@@ -29,6 +29,8 @@ struct TokenSpans {
   bool live(int64_t i) const { return limits[static_cast<size_t>(i)] > 0; }
 };
 
+class TokenAdapters;  // src/model/forward/low_rank.h
+
 // [N, width], N as many rows as linears run `tokens` as; those from `tokens` on
 // are zero.
 Tensor scratch(int64_t tokens, int64_t width, at::ScalarType dtype);
@@ -42,6 +44,7 @@ struct Pass {
   const TokenSpans& tokens;
   LayerMemory& memory;
   Role role;
+  const TokenAdapters* adapters = nullptr;  // null: of no token
   std::optional<RotaryTable> rotary;
   Tensor hidden;     // [N, hidden_size] float32, the residual stream
   Tensor normed;     // [N, hidden_size], what a block reads
