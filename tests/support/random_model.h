@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -107,6 +108,29 @@ inline std::shared_ptr<const model::Transformer> random_model(
       config, std::make_shared<RandomWeights>(config),
       model::LoadOptions{
           .dtype = dtype, .packing = packing, .forward = forward});
+}
+
+// A random adapter of every linear from layer `first` on.
+inline model::Adapter random_adapter(const model::ModelConfig& config,
+                                     const std::string& name, int64_t rank,
+                                     int64_t first = 0) {
+  const auto random =
+      at::make_generator<at::CPUGeneratorImpl>(std::hash<std::string>()(name));
+  const auto some = [&](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, random, at::TensorOptions(at::kFloat))
+        .mul_(0.2);
+  };
+  model::Adapter adapter{name, "digest of " + name, {}};
+  for (const auto& want : model::expected_tensors(config)) {
+    if (!want.name.starts_with("blk.") || want.shape.size() != 2 ||
+        want.name.ends_with("conv1d.weight")) {
+      continue;
+    }
+    model::AdapterModule module{want.name, some(rank, want.shape[1]),
+                                some(want.shape[0], rank)};
+    if (layer_of(module) >= first) adapter.modules.push_back(std::move(module));
+  }
+  return adapter;
 }
 
 }  // namespace kvcache::testing

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "kvcache/cache.h"
+#include "kvcache/model/adapter.h"
 
 namespace kvcache::model {
 
@@ -30,6 +31,12 @@ struct ForwardOptions {
   // or [B, n, hidden_size] with logit_positions, instead of logits. So it is in
   // any case where layers follow.
   bool return_hidden = false;
+  // [B] int64: the adapter that each row runs with, counted in adapters(); -1:
+  // none. Undefined: none of any row.
+  Tensor adapters = {};
+  // [B] int64: positions from which on it does; those before are the model's
+  // own. Undefined: 0.
+  Tensor adapters_from = {};
 };
 
 // Immutable: safe to share between threads, each with a cache of its own.
@@ -44,6 +51,8 @@ class LanguageModel {
   // What a cache for this model must be made for.
   virtual CacheSpec cache_spec(int64_t rows,
                                std::optional<int64_t> capacity) const = 0;
+  // What a row may run with, beside the model's own weights.
+  virtual std::span<const AdapterInfo> adapters() const noexcept { return {}; }
   // Throws, naming the layer, if a cache was not made for this model.
   virtual void check_cache(const CacheSpec& spec) const = 0;
 

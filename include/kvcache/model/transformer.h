@@ -12,8 +12,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kvcache/cache.h"
+#include "kvcache/model/adapter.h"
 #include "kvcache/model/config.h"
 #include "kvcache/model/language_model.h"
 #include "kvcache/model/log.h"
@@ -58,6 +60,13 @@ class Transformer final : public LanguageModel {
               const LoadOptions& options = {});
   ~Transformer() override;
 
+  // The same weights, not a copy of them, with these adapters beside them in
+  // place of any there are. Adapters are kept and computed in float32. Throws
+  // for one that does not fit, and for two of one name.
+  std::shared_ptr<const Transformer> with_adapters(
+      const std::vector<Adapter>& adapters) const;
+  std::span<const AdapterInfo> adapters() const noexcept override;
+
   const ModelConfig& config() const noexcept;
   at::ScalarType dtype() const noexcept;  // of K/V; not packed: of all else too
   WeightPacking packing() const noexcept;
@@ -92,8 +101,8 @@ class Transformer final : public LanguageModel {
   // `ids` on the CPU are checked, and copied to the model's device. On another
   // device nothing is read back, so that a step may be recorded in a CUDA
   // graph: ids there are not checked but clamped to the vocabulary, and
-  // positions there to the context, likewise logit_positions to the step.
-  // Logits are on the model's device.
+  // positions there to the context, likewise logit_positions to the step
+  // and adapters to those there are. Logits are on the model's device.
   Tensor forward(const Tensor& ids, Step& step,
                  const ForwardOptions& options = {}) const override;
   Tensor forward(const Tensor& ids,
@@ -101,7 +110,12 @@ class Transformer final : public LanguageModel {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Beside;  // adapters
+  Transformer(std::shared_ptr<const Impl> impl,
+              std::shared_ptr<const Beside> beside);
+
+  std::shared_ptr<const Impl> impl_;
+  std::shared_ptr<const Beside> beside_;  // null: none
 };
 
 // A model folder or a .gguf. Without a dtype the weights of a quantised file

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "src/model/forward/low_rank.h"
 #include "src/model/forward/row_loops.h"
 
 namespace kvcache::model {
@@ -19,17 +20,12 @@ Tensor head_view(const Tensor& from, const TokenSpans& tokens, int64_t first,
                          {tokens.per_row * width, head_dim, width, 1}, first);
 }
 
-template <typename T>
-typename RowLoops<T>::Activate loop_of(Activation activation) {
-  switch (activation) {
-    case Activation::kGelu:
-      return row_loops<T>().gelu;
-    case Activation::kGeluTanh:
-      return row_loops<T>().gelu_tanh;
-    case Activation::kSilu:
-      break;
-  }
-  return row_loops<T>().silu;
+// `x` through a linear, and what the adapters of its tokens add.
+Tensor run_linear(const Linear& linear, const Pass& pass, int64_t layer,
+                  LinearPlace place, const Tensor& x) {
+  Tensor y = linear(x);
+  if (pass.adapters != nullptr) pass.adapters->add(layer, place, x, y);
+  return y;
 }
 
 }  // namespace
@@ -97,8 +93,17 @@ void Normalisation::add_and_apply(const Tensor& out, const Tensor& hidden,
   });
 }
 
+Tensor Mixer::run(Pass& pass, int64_t layer) const {
+  const Tensor in =
+      run_linear(input_, pass, layer, LinearPlace::kMixerInputs, pass.normed);
+  return run_linear(output_, pass, layer, LinearPlace::kMixerOutput,
+                    mix(pass, layer, in));
+}
+
 Attention::Attention(const ModelConfig& config, Parts parts)
-    : parts_(std::move(parts)),
+    : Mixer(std::move(parts.qkv), std::move(parts.output)),
+      q_norm_(std::move(parts.q_norm)),
+      k_norm_(std::move(parts.k_norm)),
       heads_(config.heads),
       kv_heads_(config.kv_heads),
       head_dim_(config.head_dim),
@@ -113,8 +118,8 @@ void Attention::turn(const Pass& pass, const Tensor& qkv) const {
   const auto parameters = [](const std::optional<Normalisation>& norm) {
     return norm ? std::optional(norm->parameters()) : std::nullopt;
   };
-  const auto q_norm = parameters(parts_.q_norm);
-  const auto k_norm = parameters(parts_.k_norm);
+  const auto q_norm = parameters(q_norm_);
+  const auto k_norm = parameters(k_norm_);
   with_row_type(qkv.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* from = data_of<T>(qkv);
@@ -152,8 +157,7 @@ void Attention::gate(const Pass& pass, const Tensor& qkv,
   });
 }
 
-Tensor Attention::run(Pass& pass, int64_t layer) const {
-  const Tensor qkv = parts_.qkv(pass.normed);
+Tensor Attention::mix(Pass& pass, int64_t layer, const Tensor& qkv) const {
   turn(pass, qkv);
   if (pass.kept.scalar_type() != qkv.scalar_type()) pass.kept.copy_(pass.heads);
   const KvView& view = pass.memory.update(layer, pass.k, pass.v);
@@ -163,27 +167,25 @@ Tensor Attention::run(Pass& pass, int64_t layer) const {
       attend(pass.q, view, options).to(pass.arithmetic.dtype);
   if (gated_) {
     gate(pass, qkv, attended);
-    return parts_.output(pass.attended);
+    return pass.attended;
   }
   const int64_t width = heads_ * head_dim_;
   if (!pass.attended.defined()) {
-    return parts_.output(attended.transpose(1, 2).reshape({-1, width}));
+    return attended.transpose(1, 2).reshape({-1, width});
   }
   std::memcpy(pass.attended.data_ptr(), attended.const_data_ptr(),
               static_cast<size_t>(attended.numel()) * attended.element_size());
-  return parts_.output(pass.attended);
+  return pass.attended;
 }
 
 GatedDelta::GatedDelta(const ModelConfig& config, Parts parts)
-    : inputs_(std::move(parts.inputs)),
-      output_(std::move(parts.output)),
+    : Mixer(std::move(parts.inputs), std::move(parts.output)),
       core_(config, parts.weights) {}
 
-Tensor GatedDelta::run(Pass& pass, int64_t layer) const {
-  const Tensor inputs = inputs_(pass.normed);
+Tensor GatedDelta::mix(Pass& pass, int64_t layer, const Tensor& inputs) const {
   const Tensor mixed = pass.scratch(core_.outputs());
   core_.run(pass.tokens, inputs, pass.memory.state(layer), mixed);
-  return output_(mixed);
+  return mixed;
 }
 
 FeedForward::FeedForward(const ModelConfig& config, Linear up, Linear down)
@@ -192,20 +194,34 @@ FeedForward::FeedForward(const ModelConfig& config, Linear up, Linear down)
       activation_(config.activation),
       gated_(config.gated_mlp) {}
 
-Tensor FeedForward::run(Pass& pass) const {
-  const Tensor up = up_(pass.normed);
+template <typename T>
+typename RowLoops<T>::Activate FeedForward::loop() const {
+  switch (activation_) {
+    case Activation::kGelu:
+      return row_loops<T>().gelu;
+    case Activation::kGeluTanh:
+      return row_loops<T>().gelu_tanh;
+    case Activation::kSilu:
+      break;
+  }
+  return row_loops<T>().silu;
+}
+template RowLoops<float>::Activate FeedForward::loop<float>() const;
+
+Tensor FeedForward::run(Pass& pass, int64_t layer) const {
+  const Tensor up = run_linear(up_, pass, layer, LinearPlace::kUp, pass.normed);
   const int64_t width = pass.activated.size(1);
   with_row_type(up.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* from = data_of<T>(up);
     T* to = data_of<T>(pass.activated);
-    const auto activate = loop_of<T>(activation_);
+    const auto activate = loop<T>();
     for_each_row(pass.tokens.count(), 4 * width, [&](int64_t i) {
       const T* gate = from + i * up.size(1);
       activate(to + i * width, gate, gated_ ? gate + width : nullptr, width);
     });
   });
-  return down_(pass.activated);
+  return run_linear(down_, pass, layer, LinearPlace::kDown, pass.activated);
 }
 
 }  // namespace kvcache::model

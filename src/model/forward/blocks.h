@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "src/model/forward/gated_delta.h"
 #include "src/model/forward/loader.h"
@@ -33,14 +34,25 @@ class Normalisation {
   bool centre_;
 };
 
-// What lets a token see earlier ones: attention, or a state of fixed size.
+// What lets a token see earlier ones, between two linears: attention, or a
+// state of fixed size.
 class Mixer {
  public:
-  Mixer() = default;
+  Mixer(Linear input, Linear output)
+      : input_(std::move(input)), output_(std::move(output)) {}
   Mixer(const Mixer&) = delete;
   Mixer& operator=(const Mixer&) = delete;
   virtual ~Mixer() = default;
-  virtual Tensor run(Pass& pass, int64_t layer) const = 0;
+
+  Tensor run(Pass& pass, int64_t layer) const;
+
+  const Linear& input() const { return input_; }
+  const Linear& output() const { return output_; }
+  // What the output reads, [N, ...], from what the input made.
+  virtual Tensor mix(Pass& pass, int64_t layer, const Tensor& in) const = 0;
+
+ private:
+  Linear input_, output_;
 };
 
 class Attention final : public Mixer {
@@ -51,13 +63,13 @@ class Attention final : public Mixer {
     std::optional<Normalisation> q_norm, k_norm;  // per head, before the turn
   };
   Attention(const ModelConfig& config, Parts parts);
-  Tensor run(Pass& pass, int64_t layer) const override;
+  Tensor mix(Pass& pass, int64_t layer, const Tensor& qkv) const override;
 
  private:
   void turn(const Pass& pass, const Tensor& qkv) const;
   void gate(const Pass& pass, const Tensor& qkv, const Tensor& attended) const;
 
-  Parts parts_;
+  std::optional<Normalisation> q_norm_, k_norm_;
   int64_t heads_, kv_heads_, head_dim_;
   bool gated_;  // each attended value times the sigmoid of one of its own
   AttendOptions options_;
@@ -72,10 +84,9 @@ class GatedDelta final : public Mixer {
     DeltaWeights weights;
   };
   GatedDelta(const ModelConfig& config, Parts parts);
-  Tensor run(Pass& pass, int64_t layer) const override;
+  Tensor mix(Pass& pass, int64_t layer, const Tensor& inputs) const override;
 
  private:
-  Linear inputs_, output_;
   GatedDeltaCore core_;
 };
 
@@ -83,7 +94,14 @@ class FeedForward {
  public:
   // `up`: rows of gate and up below each other if `gated`, else of up alone.
   FeedForward(const ModelConfig& config, Linear up, Linear down);
-  Tensor run(Pass& pass) const;
+  Tensor run(Pass& pass, int64_t layer) const;
+
+  const Linear& up() const { return up_; }
+  const Linear& down() const { return down_; }
+  bool gated() const { return gated_; }
+  // The loop of activations of dtype T.
+  template <typename T>
+  typename RowLoops<T>::Activate loop() const;
 
  private:
   Linear up_, down_;

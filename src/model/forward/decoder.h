@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "kvcache/model/transformer.h"
 #include "src/model/forward/layer_memory.h"
@@ -18,11 +19,22 @@ inline constexpr const char* kPositions = "position_embd.weight";
 // Rows of the head that run together: bounds the memory of all_logits.
 inline constexpr int64_t kHeadRows = 256;
 
+// Adapters in the form that a decoder runs them.
+class DecoderAdapters {
+ public:
+  DecoderAdapters() = default;
+  DecoderAdapters(const DecoderAdapters&) = delete;
+  DecoderAdapters& operator=(const DecoderAdapters&) = delete;
+  virtual ~DecoderAdapters() = default;
+};
+
 // The tokens of a forward, [B, T] int64 each; alive where limits > 0.
 struct Tokens {
   Tensor ids;        // any number where dead
   Tensor positions;  // 0 where dead
   Tensor limits;     // keys seen
+  // Those that prepare() made, if options.adapters names any of them.
+  const DecoderAdapters* adapters = nullptr;
 };
 
 // Tokens of each row that a forward of T tokens gives an output for.
@@ -47,6 +59,9 @@ class Decoder {
   virtual bool row_exact() const noexcept = 0;
   virtual bool roles_agree() const noexcept = 0;
   virtual size_t weight_bytes() const noexcept = 0;
+  // `adapters` are those of check_adapters().
+  virtual std::shared_ptr<const DecoderAdapters> prepare(
+      const std::vector<Adapter>& adapters) const = 0;
 };
 
 // What a decoder is made of; `config` must outlive it.

@@ -62,10 +62,37 @@ void check_positions(const ForwardOptions& options, const Tensor& ids) {
   }
 }
 
+bool is_column(const Tensor& numbers, int64_t rows) {
+  return numbers.dim() == 1 && numbers.size(0) == rows &&
+         numbers.scalar_type() == at::kLong;
+}
+
+void check_adapters(const ForwardOptions& options, const Tensor& ids,
+                    int64_t adapters) {
+  const Tensor& chosen = options.adapters;
+  const Tensor& from = options.adapters_from;
+  TORCH_CHECK_VALUE(is_column(chosen, ids.size(0)) &&
+                        (!from.defined() || is_column(from, ids.size(0))),
+                    "[Transformer::forward] adapters and adapters_from must be "
+                    "[",
+                    ids.size(0), "] of Long but got ", tensor_text(chosen),
+                    " and ", tensor_text(from), "; give one of each row.");
+  if (!chosen.is_cpu()) return;
+  const Tensor dense = chosen.contiguous();
+  for (int64_t row = 0; row < dense.numel(); ++row) {
+    const int64_t adapter = dense.const_data_ptr<int64_t>()[row];
+    TORCH_CHECK_INDEX(adapter >= -1 && adapter < adapters,
+                      "[Transformer::forward] adapters must be in [-1, ",
+                      adapters, ") but that of row ", row, " is ", adapter,
+                      "; give the model its adapters by with_adapters().");
+  }
+}
+
 }  // namespace
 
 ForwardOptions checked_options(const ForwardOptions& options, const Tensor& ids,
-                               const ModelConfig& config, at::Device device) {
+                               const ModelConfig& config, at::Device device,
+                               int64_t adapters) {
   ForwardOptions checked = options;
   checked.last_layer = options.last_layer.value_or(config.layers);
   check_layers(checked, config.layers);
@@ -76,6 +103,13 @@ ForwardOptions checked_options(const ForwardOptions& options, const Tensor& ids,
   if (options.logit_positions.defined()) {
     check_positions(options, ids);
     checked.logit_positions = options.logit_positions.to(device);
+  }
+  if (options.adapters.defined()) {
+    check_adapters(options, ids, adapters);
+    checked.adapters = options.adapters.to(device);
+    if (options.adapters_from.defined()) {
+      checked.adapters_from = options.adapters_from.to(device);
+    }
   }
   return checked;
 }

@@ -11,6 +11,8 @@
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 
+#include "src/model/forward/low_rank.h"
+
 namespace kvcache::model {
 namespace {
 
@@ -57,6 +59,13 @@ OpsLinear OpsLinear::load(const LinearWeights& weights, Loader& loader,
 
 Tensor OpsLinear::operator()(const Tensor& x) const {
   return at::linear(x, weight_, bias_);
+}
+
+Tensor run_linear(const OpsLinear& linear, const OpsPass& pass, int64_t layer,
+                  LinearPlace place, const Tensor& x) {
+  Tensor y = linear(x);
+  if (pass.adapters != nullptr) pass.adapters->add(layer, place, x, y);
+  return y;
 }
 
 OpsNorm::OpsNorm(const ModelConfig& config, const NormWeights& weights,
@@ -145,7 +154,9 @@ Tensor OpsAttention::run(const Tensor& normed, OpsPass& pass,
   const int64_t B = normed.size(0), T = normed.size(1);
   const int64_t all = heads_ + kv_heads_;
   // Gates, if any, are behind v.
-  const Tensor qkv = qkv_(normed).view({B, T, -1, head_dim_});
+  const Tensor qkv =
+      run_linear(qkv_, pass, layer, LinearPlace::kMixerInputs, normed)
+          .view({B, T, -1, head_dim_});
   const Tensor qk = turned(qkv.narrow(2, 0, all), pass);
   const Tensor q = qk.narrow(2, 0, heads_).transpose(1, 2);
   const Tensor k = qk.narrow(2, heads_, kv_heads_).transpose(1, 2);
@@ -157,7 +168,8 @@ Tensor OpsAttention::run(const Tensor& normed, OpsPass& pass,
   if (gated_) {
     attended = attended.mul(qkv.narrow(2, all + kv_heads_, heads_).sigmoid());
   }
-  return output_(attended.reshape({B, T, heads_ * head_dim_}));
+  return run_linear(output_, pass, layer, LinearPlace::kMixerOutput,
+                    attended.reshape({B, T, heads_ * head_dim_}));
 }
 
 OpsFeedForward::OpsFeedForward(const ModelConfig& config, Loader& loader,
@@ -167,11 +179,15 @@ OpsFeedForward::OpsFeedForward(const ModelConfig& config, Loader& loader,
       activation_(config.activation),
       gated_(config.gated_mlp) {}
 
-Tensor OpsFeedForward::run(const Tensor& normed) const {
-  const Tensor up = up_(normed);
-  if (!gated_) return down_(activated(up, activation_));
+Tensor OpsFeedForward::run(const Tensor& normed, const OpsPass& pass,
+                           int64_t layer) const {
+  const Tensor up = run_linear(up_, pass, layer, LinearPlace::kUp, normed);
+  const auto down = [&](const Tensor& x) {
+    return run_linear(down_, pass, layer, LinearPlace::kDown, x);
+  };
+  if (!gated_) return down(activated(up, activation_));
   const std::vector<Tensor> halves = up.chunk(2, -1);
-  return down_(activated(halves[0], activation_).mul_(halves[1]));
+  return down(activated(halves[0], activation_).mul_(halves[1]));
 }
 
 }  // namespace kvcache::model

@@ -17,6 +17,8 @@
 
 namespace kvcache::model {
 
+class RowAdapters;  // src/model/forward/low_rank.h
+
 // Where weights go.
 struct OpsPlace {
   at::ScalarType dtype;
@@ -78,9 +80,17 @@ class OpsRotary {
 struct OpsPass {
   LayerMemory& memory;
   Role role;
-  Tensor dead;                          // [B, T] bool
-  std::optional<OpsRotary::Turn> turn;  // empty: learned positions
+  Tensor dead;                            // [B, T] bool
+  std::optional<OpsRotary::Turn> turn;    // empty: learned positions
+  const RowAdapters* adapters = nullptr;  // null: of no row
 };
+
+// The linears of a layer, see src/model/forward/low_rank.h.
+enum class LinearPlace : uint8_t;
+
+// `x` through a linear, and what the adapters of its rows add.
+Tensor run_linear(const OpsLinear& linear, const OpsPass& pass, int64_t layer,
+                  LinearPlace place, const Tensor& x);
 
 // What lets a token see earlier ones.
 class OpsMixer {
@@ -113,7 +123,7 @@ class OpsFeedForward {
  public:
   OpsFeedForward(const ModelConfig& config, Loader& loader, int64_t layer,
                  const OpsPlace& place);
-  Tensor run(const Tensor& normed) const;
+  Tensor run(const Tensor& normed, const OpsPass& pass, int64_t layer) const;
 
  private:
   OpsLinear up_, down_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/model/forward/decoder.h"
+#include "src/model/forward/low_rank.h"
 #include "src/model/forward/ops_blocks.h"
 #include "src/model/forward/ops_gated_delta.h"
 
@@ -41,6 +42,10 @@ class OpsDecoder final : public Decoder {
   bool row_exact() const noexcept override { return false; }
   bool roles_agree() const noexcept override { return false; }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
+  std::shared_ptr<const DecoderAdapters> prepare(
+      const std::vector<Adapter>& adapters) const override {
+    return std::make_shared<OpsAdapters>(adapters, config_, device_);
+  }
 
  private:
   Tensor embed(const Tokens& tokens, const Tensor& dead,
@@ -152,8 +157,8 @@ void OpsDecoder::run_layers(const Tensor& hidden, OpsPass& pass, int64_t first,
   for (int64_t i = first; i < last; ++i) {
     const OpsLayer& layer = layers_[static_cast<size_t>(i)];
     hidden.add_(layer.mixer->run(layer.mixer_norm(hidden).to(dtype_), pass, i));
-    hidden.add_(
-        layer.feed_forward.run(layer.feed_forward_norm(hidden).to(dtype_)));
+    hidden.add_(layer.feed_forward.run(
+        layer.feed_forward_norm(hidden).to(dtype_), pass, i));
   }
 }
 
@@ -171,6 +176,12 @@ Tensor OpsDecoder::run(const Tokens& tokens, LayerMemory& memory,
       tokens.positions.clamp(0, config_.context_length - 1);
   OpsPass pass{memory, options.role, dead, {}};
   if (rotary_) pass.turn = rotary_->turn(positions);
+  std::optional<RowAdapters> adapters;
+  if (tokens.adapters != nullptr) {
+    adapters.emplace(static_cast<const OpsAdapters&>(*tokens.adapters),
+                     tokens.positions, options);
+    pass.adapters = &*adapters;
+  }
 
   Tensor hidden = options.hidden.defined()
                       ? options.hidden.masked_fill(dead.unsqueeze(-1), 0)

@@ -8,6 +8,8 @@
 
 #include <cmath>
 
+#include "src/model/forward/low_rank.h"
+
 namespace kvcache::model {
 namespace {
 
@@ -94,7 +96,8 @@ Tensor OpsGatedDelta::run(const Tensor& normed, OpsPass& pass,
                           int64_t layer) const {
   const int64_t B = normed.size(0), T = normed.size(1);
   const int64_t Hv = sizes_.value_heads, C = sizes_.conv_channels();
-  const Tensor inputs = inputs_(normed);
+  const Tensor inputs =
+      run_linear(inputs_, pass, layer, LinearPlace::kMixerInputs, normed);
   const Heads heads = heads_of(inputs, pass, layer);
   const Tensor dead = pass.dead.unsqueeze(-1);
   const auto gate = [&](int64_t index) {
@@ -114,7 +117,8 @@ Tensor OpsGatedDelta::run(const Tensor& normed, OpsPass& pass,
                            .mul(at::silu(z))
                            .reshape({B, T, sizes_.value_size()})
                            .masked_fill(dead, 0);
-  return output_(gated.to(inputs.scalar_type()));
+  return run_linear(output_, pass, layer, LinearPlace::kMixerOutput,
+                    gated.to(inputs.scalar_type()));
 }
 
 }  // namespace kvcache::model

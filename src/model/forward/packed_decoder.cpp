@@ -15,7 +15,9 @@
 
 #include "src/model/forward/blocks.h"
 #include "src/model/forward/decoder.h"
+#include "src/model/forward/fused_layers.h"
 #include "src/model/forward/loader.h"
+#include "src/model/forward/low_rank.h"
 #include "src/model/forward/row_loops.h"
 
 namespace kvcache::model {
@@ -149,9 +151,13 @@ class PackedDecoder final : public Decoder {
   // One arithmetic for both.
   bool roles_agree() const noexcept override { return true; }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
+  std::shared_ptr<const DecoderAdapters> prepare(
+      const std::vector<Adapter>& adapters) const override {
+    return std::make_shared<PackedAdapters>(adapters, config_);
+  }
 
  private:
-  // Returns what the last block adds to pass.hidden; undefined: no layers.
+  // Returns what the last block adds to pass.hidden; undefined: nothing more.
   Tensor run_layers(Pass& pass, int64_t first, int64_t last) const;
   void embed(const Pass& pass) const;
   void enter(const Pass& pass, const Tensor& given) const;
@@ -317,6 +323,12 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
   {
     const c10::InferenceMode inference;
     Pass pass(config_, frequencies_, spans, memory, options.role, arithmetic_);
+    std::optional<TokenAdapters> adapters;
+    if (tokens.adapters != nullptr) {
+      adapters.emplace(static_cast<const PackedAdapters&>(*tokens.adapters),
+                       spans, options);
+      if (adapters->any()) pass.adapters = &*adapters;
+    }
     if (options.hidden.defined()) {
       enter(pass, options.hidden);
     } else {
@@ -337,6 +349,12 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
 Tensor PackedDecoder::run_layers(Pass& pass, int64_t first,
                                  int64_t last) const {
   const int64_t tokens = pass.tokens.count();
+  const auto few = std::span(layers_).subspan(
+      static_cast<size_t>(first), static_cast<size_t>(last - first));
+  if (FusedLayers::serves(pass, few)) {
+    FusedLayers(pass, few).run(first);
+    return {};
+  }
   Tensor delta;
   for (int64_t i = first; i < last; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
@@ -344,7 +362,7 @@ Tensor PackedDecoder::run_layers(Pass& pass, int64_t first,
     delta = layer.mixer->run(pass, i);
     layer.feed_forward_norm.add_and_apply(pass.normed, pass.hidden, delta,
                                           tokens);
-    delta = layer.feed_forward.run(pass);
+    delta = layer.feed_forward.run(pass, i);
   }
   return delta;
 }

@@ -36,6 +36,8 @@ struct Arithmetic {
   bool pads_rows = true;              // as PackedLinear::padded_rows() says
 };
 
+class TokenAdapters;  // src/model/forward/low_rank.h
+
 struct Pass {
   // `frequencies`: of the rotation, see RotaryTable; empty: none.
   Pass(const ModelConfig& config, std::span<const float> frequencies,
@@ -50,6 +52,7 @@ struct Pass {
   LayerMemory& memory;
   Role role;
   Arithmetic arithmetic;
+  const TokenAdapters* adapters = nullptr;  // null: of no token
   std::optional<RotaryTable> rotary;
   Tensor hidden;     // [N, hidden_size] float32, the residual stream
   Tensor normed;     // [N, hidden_size], what a block reads

@@ -28,6 +28,13 @@ struct Turn {
   int64_t pairs;        // 0: nothing is turned
 };
 
+// What a low-rank adapter adds to a row: B (A x).
+struct LowRankMatrices {
+  const float* a;  // [rank, inputs]
+  const float* b;  // [rank, outputs]: B transposed
+  int64_t inputs, rank, outputs;
+};
+
 // Each works on one row, in float32 whatever T (float or Bf16) is. `width`
 // counts values.
 template <typename T>
@@ -51,6 +58,9 @@ struct RowLoops {
   void (*multiply)(T* out, int64_t out_stride, const T* x, int64_t rows,
                    const T* weight, const T* bias, int64_t width, int64_t first,
                    int64_t last);
+  // out += B (A x), rounded once; `between` [rank] holds A x then.
+  void (*add_low_rank)(T* out, const T* x, const LowRankMatrices& of,
+                       float* between);
 };
 
 // One pair of tables per instruction set.

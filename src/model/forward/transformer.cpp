@@ -103,7 +103,7 @@ struct Transformer::Impl {
   bool is_packed() const { return packing != WeightPacking::kNone; }
   void check_ids_shape(const Tensor& ids) const;
   Tensor run(const Tokens& tokens, LayerMemory& memory,
-             const ForwardOptions& options) const;
+             const ForwardOptions& options, const Beside* beside) const;
 
   ModelConfig config;
   at::Device device;
@@ -112,6 +112,30 @@ struct Transformer::Impl {
   at::ScalarType dtype;
   std::unique_ptr<Decoder> decoder;
 };
+
+struct Transformer::Beside {
+  std::shared_ptr<const DecoderAdapters> adapters;
+  std::vector<AdapterInfo> infos;
+};
+
+namespace {
+
+AdapterInfo info_of(const Adapter& adapter, int64_t layers) {
+  AdapterInfo info{adapter.name, adapter.digest, layers};
+  for (const AdapterModule& module : adapter.modules) {
+    info.first_layer = std::min(info.first_layer, layer_of(module));
+  }
+  return info;
+}
+
+// False where it is known that no row has one.
+bool may_adapt(const ForwardOptions& options) {
+  const Tensor& chosen = options.adapters;
+  if (!chosen.defined()) return false;
+  return !chosen.is_cpu() || chosen.max().item<int64_t>() >= 0;
+}
+
+}  // namespace
 
 Transformer::Impl::Impl(ModelConfig of,
                         std::shared_ptr<const WeightSource> source,
@@ -155,27 +179,53 @@ void Transformer::Impl::check_ids_shape(const Tensor& ids) const {
 }
 
 Tensor Transformer::Impl::run(const Tokens& tokens, LayerMemory& memory,
-                              const ForwardOptions& options) const {
+                              const ForwardOptions& options,
+                              const Beside* beside) const {
   const ForwardOptions checked =
-      checked_options(options, tokens.ids, config, device);
+      checked_options(options, tokens.ids, config, device,
+                      beside ? std::ssize(beside->infos) : 0);
   if (tokens.ids.is_cpu() && !checked.hidden.defined()) {
     check_ids(tokens, config.vocab_size);
   }
   if (tokens.positions.is_cpu()) {
     check_positions(tokens.positions, config.context_length);
   }
-  return decoder->run({tokens.ids.to(device), tokens.positions.to(device),
-                       tokens.limits.to(device)},
-                      memory, checked);
+  return decoder->run(
+      {tokens.ids.to(device), tokens.positions.to(device),
+       tokens.limits.to(device),
+       beside && may_adapt(options) ? beside->adapters.get() : nullptr},
+      memory, checked);
 }
 
 Transformer::Transformer(ModelConfig config,
                          std::shared_ptr<const WeightSource> source,
                          const LoadOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(config), std::move(source),
-                                   options)) {}
+    : impl_(std::make_shared<const Impl>(std::move(config), std::move(source),
+                                         options)) {}
+
+Transformer::Transformer(std::shared_ptr<const Impl> impl,
+                         std::shared_ptr<const Beside> beside)
+    : impl_(std::move(impl)), beside_(std::move(beside)) {}
 
 Transformer::~Transformer() = default;
+
+std::shared_ptr<const Transformer> Transformer::with_adapters(
+    const std::vector<Adapter>& adapters) const {
+  check_adapters("Transformer::with_adapters", adapters, impl_->config);
+  auto beside = std::make_shared<Beside>();
+  const c10::InferenceMode inference;
+  if (!adapters.empty()) beside->adapters = impl_->decoder->prepare(adapters);
+  for (const Adapter& adapter : adapters) {
+    beside->infos.push_back(info_of(adapter, impl_->config.layers));
+  }
+  return std::shared_ptr<const Transformer>(
+      new Transformer(impl_, std::move(beside)));
+}
+
+std::span<const AdapterInfo> Transformer::adapters() const noexcept {
+  if (!beside_) return {};
+  return beside_->infos;
+}
 
 const ModelConfig& Transformer::config() const noexcept {
   return impl_->config;
@@ -235,7 +285,7 @@ Tensor Transformer::forward(const Tensor& ids, Step& step,
                     impl_->device, " but its numbers are on ", numbers,
                     "; make the cache from cache_spec().");
   StepMemory memory(step);
-  return impl_->run(tokens, memory, options);
+  return impl_->run(tokens, memory, options, beside_.get());
 }
 
 Tensor Transformer::forward(const Tensor& ids,
@@ -253,7 +303,7 @@ Tensor Transformer::forward(const Tensor& ids,
           .expand({ids.size(0), ids.size(1)});
   const Tensor limits = positions.add(1);
   NoMemory memory(limits, cache_spec(ids.size(0), {}));
-  return impl_->run({ids, positions, limits}, memory, options);
+  return impl_->run({ids, positions, limits}, memory, options, beside_.get());
 }
 
 }  // namespace kvcache::model

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <memory>
 #include <new>
 
 #include "src/model/packed/tile_kernels.h"
@@ -13,43 +12,32 @@
 namespace kvcache::model {
 namespace {
 
-// Grows and never shrinks, up to what long prompts need.
-class RowBuffer {
- public:
-  TileRows rows(int64_t count, int64_t groups) {
-    const auto scales = static_cast<size_t>(count * groups);
-    const size_t bytes =
-        scales * (kTileInputs * sizeof(int16_t) + 2 * sizeof(float));
-    if (bytes > bytes_) {
-      const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
-      data_.reset();
-      bytes_ = 0;
-      data_.reset(std::aligned_alloc(kLine, rounded));
-      if (data_ == nullptr) throw std::bad_alloc();
-      bytes_ = rounded;
-    }
-    TileRows made;
-    made.rows = count;
-    made.q = static_cast<int16_t*>(data_.get());
-    made.scale = reinterpret_cast<float*>(
-        made.q + scales * static_cast<size_t>(kTileInputs));
-    made.offset = made.scale + scales;
-    return made;
-  }
-
- private:
-  static constexpr size_t kLine = 64;
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, Free> data_;
-  size_t bytes_ = 0;
-};
-
 // Multiplications that make a thread worth waking.
 constexpr int64_t kWorkOfThread = 64 * 1024;
 
 }  // namespace
+
+TileRows RowBuffer::rows(int64_t count, int64_t groups) {
+  constexpr size_t kLine = 64;
+  const auto scales = static_cast<size_t>(count * groups);
+  const size_t bytes =
+      scales * (kTileInputs * sizeof(int16_t) + 2 * sizeof(float));
+  if (bytes > bytes_) {
+    const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
+    data_.reset();
+    bytes_ = 0;
+    data_.reset(std::aligned_alloc(kLine, rounded));
+    if (data_ == nullptr) throw std::bad_alloc();
+    bytes_ = rounded;
+  }
+  TileRows made;
+  made.rows = count;
+  made.q = static_cast<int16_t*>(data_.get());
+  made.scale = reinterpret_cast<float*>(
+      made.q + scales * static_cast<size_t>(kTileInputs));
+  made.offset = made.scale + scales;
+  return made;
+}
 
 void multiply_tiles(const TileMatrix& w, const float* x, int64_t inputs,
                     int64_t rows, float* out) {

@@ -1,11 +1,30 @@
 // src/model/packed/activations.h - a product with tiles, on several threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 
 #include "src/model/packed/tile_table.h"
 
 namespace kvcache::model {
+
+// Memory of quantised rows. Grows and never shrinks, up to what long prompts
+// need.
+class RowBuffer {
+ public:
+  // Good until the next call; does not allocate where an earlier one was as
+  // large.
+  TileRows rows(int64_t count, int64_t groups);
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> data_;
+  size_t bytes_ = 0;
+};
 
 // out[M, N] = x[M, inputs] W^T, dense, on at most at::get_num_threads()
 // threads: outputs are shared out, so their number changes no bit. The

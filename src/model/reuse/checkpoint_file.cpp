@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "kvcache/model/safetensors.h"
-#include "src/model/reuse/digest.h"
 #include "src/model/reuse/saved_layout.h"
+#include "src/model/weights/digest.h"
 #include "src/model/weights/strict_json.h"
 
 namespace kvcache::model {

@@ -8,7 +8,7 @@
 
 #include "kvcache/model/mapped_file.h"
 #include "src/kernels/cpu_level.h"
-#include "src/model/reuse/digest.h"
+#include "src/model/weights/digest.h"
 
 namespace kvcache::model {
 namespace {

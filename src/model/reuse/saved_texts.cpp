@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/model/reuse/digest.h"
+#include "src/model/weights/digest.h"
 
 namespace kvcache::model {
 namespace {
@@ -175,6 +175,10 @@ void SavedTexts::write(const Noted& noted, const StoredText& text) {
   const std::string space = space_digest(noted.space);
   CheckpointIdentity identity = folder_.identity;
   identity[kSpace] = space;
+  if (!noted.space.adapter.empty()) {
+    identity["adapter"] = noted.space.adapter + " from " +
+                          std::to_string(noted.space.active_from);
+  }
   size_t bytes = 0;
   for (const Checkpoint& part : text.parts) bytes += part.bytes();
   if (bytes > folder_.max_bytes) {

@@ -19,8 +19,10 @@ namespace kvcache::model {
 // in transformers.
 class Section {
  public:
-  Section(const nlohmann::json& object, std::string path)
-      : object_(object), path_(std::move(path)) {}
+  // `function` is what messages begin with.
+  Section(const nlohmann::json& object, std::string path,
+          const char* function = "config_from_json")
+      : object_(object), path_(std::move(path)), function_(function) {}
 
   const std::string& path() const noexcept { return path_; }
   bool has(const std::string& key) const {
@@ -74,12 +76,12 @@ class Section {
   }
   Section section(const std::string& key) const {
     check(object_[key].is_object(), key, "an object");
-    return {object_[key], path_};
+    return {object_[key], path_, function_};
   }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& value,
                            const std::string& remedy) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "[config_from_json] ", path_, ": ", key,
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "[", function_, "] ", path_, ": ", key,
                                 " ", in_quotes(value), " is not supported; ",
                                 remedy);
     throw std::logic_error("unreachable");
@@ -88,12 +90,12 @@ class Section {
  private:
   template <typename T>
   T must(std::optional<T> value, const std::string& key) const {
-    TORCH_CHECK(value.has_value(), "[config_from_json] ", path_, ": key ", key,
+    TORCH_CHECK(value.has_value(), "[", function_, "] ", path_, ": key ", key,
                 " is missing; fetch the file again.");
     return *value;
   }
   void check(bool holds, const std::string& key, const char* want) const {
-    TORCH_CHECK(holds, "[config_from_json] ", path_, ": key ", key, " must be ",
+    TORCH_CHECK(holds, "[", function_, "] ", path_, ": key ", key, " must be ",
                 want, " but is ", in_quotes(object_[key].dump()),
                 "; correct the file.");
   }
@@ -108,6 +110,7 @@ class Section {
 
   const nlohmann::json& object_;
   std::string path_;
+  const char* function_;
 };
 
 }  // namespace kvcache::model

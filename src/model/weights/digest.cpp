@@ -1,5 +1,5 @@
 // digest.cpp - 128 bits that stand for bytes, as text.
-#include "src/model/reuse/digest.h"
+#include "src/model/weights/digest.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
