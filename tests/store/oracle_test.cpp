@@ -220,7 +220,9 @@ TEST(StoreOracle, EvictionsLeaveNoWrongMemory) {
                       .route = hit.report.route.value_or("")};
         ASSERT_EQ(wrong_world(hit, tokens, of, space), "");
       }
-      if (i % 50 == 0) ASSERT_THAT(store.validate(), IsEmpty());
+      if (i % 50 == 0) {
+        ASSERT_THAT(store.validate(), IsEmpty());
+      }
     }
     EXPECT_THAT(store.validate(), IsEmpty());
     EXPECT_GT(store.stats().evicted, 100);

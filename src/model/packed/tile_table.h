@@ -85,5 +85,8 @@ const TileKernels& tile_kernels();
 namespace avx512 {
 const TileKernels& tile_kernels();
 }
+namespace avx512_vnni {
+const TileKernels& tile_kernels();
+}
 
 }  // namespace kvcache::model
