@@ -60,9 +60,15 @@ Request parse(const std::string& line) {
   if (request.prompts.empty()) {
     throw std::runtime_error("prompts must be lists of ids but got none");
   }
-  if (request.crop != 0 && request.prompts.size() != 1) {
+  if (request.crop == 0) return request;
+  if (request.prompts.size() != 1) {
     throw std::runtime_error("crop must come with one prompt but got " +
                              std::to_string(request.prompts.size()));
+  }
+  if (request.crop < 0 || request.crop >= request.fresh) {
+    throw std::runtime_error("crop must be from 1 on and less than new, " +
+                             std::to_string(request.fresh) + ", but got " +
+                             std::to_string(request.crop));
   }
   return request;
 }
@@ -108,10 +114,10 @@ class Times {
 
 class Worker {
  public:
-  Worker(ModelOptions options, int64_t prefix_cache_mb)
+  Worker(ModelOptions options, const PrefixFlags& prefix)
       : options_(std::move(options)),
         engine_(load_engine(options_, progress_, false)),
-        prefix_(prefix_for(engine_, options_, {.mb = prefix_cache_mb})) {}
+        prefix_(prefix_for(engine_, options_, prefix)) {}
 
   Json ready() const {
     Json json;
@@ -192,9 +198,7 @@ class Worker {
   // Cuts the end of the text, as a rejected draft is, and makes it anew.
   void crop(const Request& request, const model::GenerateResult& result,
             model::GenerateOptions generate, Cache* cache, Json& json) const {
-    if (cache == nullptr || request.crop >= request.fresh) {
-      throw std::runtime_error("crop must be less than new, over a cache");
-    }
+    if (cache == nullptr) throw std::runtime_error("crop needs a cache");
     std::vector<int64_t> tokens = request.prompts[0];
     tokens.insert(tokens.end(), result.tokens.begin(),
                   result.tokens.end() - request.crop);
@@ -258,8 +262,10 @@ class Worker {
 }  // namespace
 
 void serve_bench(const ModelOptions& options, int64_t prefix_cache_mb) {
-  PrefixFlags{.mb = prefix_cache_mb}.check(options);
-  Worker worker(options, prefix_cache_mb);
+  PrefixFlags prefix;
+  prefix.mb = prefix_cache_mb;
+  prefix.check(options);
+  Worker worker(options, prefix);
   write_json(worker.ready());
   for (std::string line; std::getline(std::cin, line);) {
     try {

@@ -1,6 +1,7 @@
 """Who takes part: a worker process, and what a request to it says."""
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 from kvcompare import environment
@@ -62,6 +63,8 @@ class Pool:
         key = (contender.peer, contender.dtype, threads, slots)
         if key[:2] in self.why_not:
             raise PeerError(self.why_not[key[:2]])
+        if key in self.workers and self.workers[key].process.poll() is not None:
+            self.workers.pop(key).stop()  # it died of an earlier request
         if key not in self.workers:
             try:
                 command = self.command(contender, threads, slots)
@@ -98,16 +101,27 @@ class Pool:
             case "transformers":
                 return "transformers_worker.py", python, [model, contender.dtype]
             case "onnxruntime":
-                folder = Path(self.options.onnx) if self.options.onnx else None
-                if folder is None or not folder.is_dir():
-                    raise PeerError("no model in its format; --onnx FOLDER names one")
-                return "onnxruntime_worker.py", python, [folder]
+                return "onnxruntime_worker.py", python, [self.onnx_folder(python)]
             case "llama.cpp-native":
                 python = environment.native_python(self.options.native)
                 if python is None:
                     raise PeerError("not built; --native builds it")
                 return "llamacpp_native.py", python, [model]
         raise PeerError(f"unknown peer; there are {', '.join(PEERS)}")
+
+    def onnx_folder(self, python: Path) -> Path:
+        """The model as onnxruntime-genai reads it, made once."""
+        folder = environment.cache_folder() / "onnx" / f"{self.options.model.stem}-int4"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            command = [python, SCRIPTS / "onnxruntime_model.py", self.options.model, folder]
+            log = self.options.out / "onnxruntime-model.log"
+            with open(log, "wb") as said:
+                done = subprocess.run(command, stdout=said, stderr=said, check=False)
+            if done.returncode != 0:
+                lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
+                raise PeerError(f"its builder failed: {lines[-1][:200]}")
+        return folder
 
     def stop(self, slots_above: int = 0) -> None:
         """All workers with more slots than that."""

@@ -74,7 +74,6 @@ def parser() -> argparse.ArgumentParser:
     add("--probe", type=Path, default=BUILD / "machine_probe", help="the probe program")
     add("--python", type=Path, help="of an environment that has the peers already")
     add("--native", action="store_true", help="build llama.cpp for this processor (20 minutes)")
-    add("--onnx", help="the model as onnxruntime-genai reads it, a folder")
     add("--patience", type=float, default=900.0, help="seconds that an answer may take")
     add("--report", type=Path, help="write table and plots of this results.json again")
     return made
@@ -145,7 +144,7 @@ def collect(options, runner: Runner) -> dict:
         " ".join(filter(None, key)): facts for key, facts in sorted(runner.pool.facts.items())
     }
     shown = {k: v for k, v in vars(options).items() if not isinstance(v, Path)}
-    shown |= {"model": options.model.name, "onnx": bool(options.onnx)}
+    shown["model"] = options.model.name
     return {
         "machine": machine.describe(),
         "options": shown,

@@ -1,5 +1,6 @@
 """Programs that stay loaded and answer one JSON line a request."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -55,7 +56,8 @@ class Worker:
         return machine.peak_rss_bytes(self.process.pid)
 
     def stop(self) -> None:
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:

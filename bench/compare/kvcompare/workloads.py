@@ -214,7 +214,8 @@ def w5_reuse(runner: Runner, threads: int, contenders) -> None:
         block = {"workload": "W5", "what": name, "threads": threads, "shared": shared}
 
         def measure(contender: Contender, run: int, name=name, play=play) -> dict:
-            scenario = Scenario(runner, contender, threads, f"{name} {run}")
+            # Kinds of one dtype share a worker, but nothing that it keeps.
+            scenario = Scenario(runner, contender, threads, f"{contender.name} {name} {run}")
             play(scenario, run, shared)
             others = scenario.answer["others"]
             return {"first_ms": scenario.first_ms, "others": others} | without_store(

@@ -27,7 +27,7 @@ def load():
         )
         result = pipeline.generate(inputs, config)
         raw = result.perf_metrics.raw_metrics
-        first = raw.m_times_to_first_token[0]  # ms
+        first = raw.m_times_to_first_token[0] / 1e3  # of us
         gaps = [us / 1e3 for us in raw.m_durations]
         rows = len(request["prompts"])
         steps = request["new"] - 1
