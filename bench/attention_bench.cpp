@@ -21,10 +21,8 @@
 #include <cstdint>
 #include <memory>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
+#include "bench/read_memory.h"
 #include "kvcache/attention.h"
 #include "kvcache/concat_cache.h"
 #include "kvcache/preallocated_cache.h"
@@ -34,6 +32,7 @@ namespace {
 using at::Tensor;
 using kvcache::KvView;
 using kvcache::Role;
+using kvcache::bench::Read;
 
 constexpr int64_t kLayers = 30, kHeads = 3, kGroup = 3, kHeadDim = 64;
 
@@ -52,49 +51,6 @@ double median(std::vector<double> x) {
 }
 
 // --- read bandwidth --------------------------------------------------------
-
-enum class Read { kPlain, kPrefetched, kStreaming };
-
-#if defined(__x86_64__)
-template <Read kHow>
-__attribute__((target("avx512f"))) int64_t read_avx512(const char* p,
-                                                       int64_t bytes) {
-  __m512i sums[4] = {};
-  for (int64_t i = 0; i < bytes; i += 256) {
-    for (int64_t j = 0; j < 4; ++j) {
-      const char* at = p + i + j * 64;
-      if (kHow == Read::kPrefetched) __builtin_prefetch(at + 8192);
-      sums[j] = _mm512_add_epi64(
-          sums[j], kHow == Read::kStreaming
-                       ? _mm512_stream_load_si512(const_cast<char*>(at))
-                       : _mm512_load_si512(at));
-    }
-  }
-  // _mm512_reduce_add_epi64() draws a false warning of GCC 12.
-  int64_t total = 0;
-  for (const __m512i& sum : sums) {
-    alignas(64) int64_t lanes[8];
-    _mm512_store_si512(lanes, sum);
-    for (const int64_t lane : lanes) total += lane;
-  }
-  return total;
-}
-#endif
-
-template <Read kHow>
-int64_t read_any(const char* p, int64_t bytes) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return read_avx512<kHow>(p, bytes);
-#endif
-  int64_t sum = 0;
-  for (int64_t i = 0; i < bytes; i += 64) {
-    if (kHow == Read::kPrefetched) __builtin_prefetch(p + i + 8192);
-    for (int64_t j = 0; j < 64; j += 8) {
-      sum += *reinterpret_cast<const int64_t*>(p + i + j);
-    }
-  }
-  return sum;
-}
 
 // Bytes a second of the best of three ways to read 512 MB on all threads, each
 // the median over slices.
@@ -122,8 +78,8 @@ class Probe {
     for (int64_t i = 0; i < kBytes; i += kSlice) {
       const double taken = seconds([&] {
         at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-          benchmark::DoNotOptimize(
-              read_any<kHow>(p + i + begin * share, (end - begin) * share));
+          benchmark::DoNotOptimize(kvcache::bench::read_memory<kHow>(
+              p + i + begin * share, (end - begin) * share));
         });
       });
       rates_[static_cast<size_t>(kHow)].push_back(

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "examples/cli/bench_worker.h"
 #include "examples/cli/commands.h"
 #include "examples/cli/engine.h"
 #include "examples/cli/errors.h"
@@ -20,6 +21,8 @@ struct Options {
   int64_t decode = 64;
   int64_t repeat = 3;
   bool json = false;
+  bool worker = false;
+  int64_t prefix_cache_mb = 0;  // of a worker
 };
 
 struct Speed {
@@ -94,6 +97,13 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
 
 void run(const Options& options) {
   options.model.check();
+  if (options.worker) {
+    serve_bench(options.model, options.prefix_cache_mb);
+    return;
+  }
+  if (options.prefix_cache_mb != 0) {
+    throw UsageError("--prefix-cache-mb is for --worker; leave it out");
+  }
   if (options.decode < 1 || options.repeat < 1) {
     throw UsageError("--decode and --repeat must be at least 1 but got " +
                      std::to_string(options.decode) + " and " +
@@ -151,6 +161,15 @@ void add_bench(CLI::App& app) {
       ->capture_default_str()
       ->type_name("N");
   command->add_flag("--json", options->json, "one JSON object on each line");
+  command->add_flag("--worker", options->worker,
+                    "answer requests for speeds on standard input, one JSON "
+                    "object a line (bench/README.md)");
+  command
+      ->add_option("--prefix-cache-mb", options->prefix_cache_mb,
+                   "with --worker: memory for what its requests share")
+      ->check(not_whole<int64_t>)
+      ->capture_default_str()
+      ->type_name("MB");
   command->footer(
       "Example: kvcache bench --model SmolLM2-135M-Instruct.Q4_1.gguf "
       "--lengths 512 --json");

@@ -1,0 +1,1 @@
+"""What bench/compare/compare is made of; the standard library alone."""
