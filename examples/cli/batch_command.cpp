@@ -122,6 +122,10 @@ model::BatchRequest request_of(
       .options = generate_options(engine, options.model, line.text),
       .hooks = {.stop = stop}};
   request.options.log_probs = 0;
+  // One that is loaded is not yet one that everybody wants.
+  request.options.adapter =
+      line.route ? *line.route : options.model.route.value_or("");
+  if (line.adapter_from) request.options.adapter_from = *line.adapter_from;
   request.options.prefix = prefix;
   request.options.space = space_of(engine, line.name_space);
   request.tokens =
@@ -284,6 +288,7 @@ void add_batch(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "batch", "answer a file of requests, some of them at the same time");
   add_model_options(*command, options->model);
+  add_adapter_options(*command, options->model);
   command
       ->add_option("--requests", options->requests,
                    "a file with one JSON object on each line")
@@ -308,10 +313,10 @@ void add_batch(CLI::App& app) {
       "A request is an object with `prompt` (text) or `tokens` (ids), and what "
       "it wants\nother than the options above: id, max_new_tokens, "
       "temperature, top_k, top_p,\nmin_p, repetition_penalty, seed, stop, "
-      "ignore_eos, chat, namespace. One that is wrong gets\nan `error` for an "
-      "answer, and "
-      "the others go on. The output is there when all are\nanswered, not "
-      "before. Ctrl-C ends them with what they have (`cancelled`).\n"
+      "ignore_eos, chat, namespace, route (the name of an\n--adapter), "
+      "adapter_from. One that is wrong gets an `error` for an answer, and\nthe "
+      "others go on. The output is there when all are answered, not before.\n"
+      "Ctrl-C ends them with what they have (`cancelled`).\n"
       "Exit status 0 if any request succeeded, or there was none.\n"
       "Example: kvcache batch --model SmolLM2-135M-Instruct.Q4_1.gguf "
       "--requests in.jsonl --output out.jsonl");

@@ -10,10 +10,10 @@
 namespace kvcache::cli {
 namespace {
 
-[[noreturn]] void needs_adapters(const std::string& key, const Json&,
-                                 BatchLine&) {
-  throw std::runtime_error(
-      key + " chooses an adapter, and the model has none; leave it out");
+// Of an adapter; empty: none.
+std::string name(const std::string& key, const Json& value) {
+  if (!value.is_string()) refuse(key, "the name of an adapter", value);
+  return value.get<std::string>();
 }
 
 constexpr RequestKey<BatchLine> kKeys[] = {
@@ -62,7 +62,12 @@ constexpr RequestKey<BatchLine> kKeys[] = {
      [](const std::string& key, const Json& value, BatchLine& line) {
        line.name_space = full_text(key, value);
      }},
-    {"route", needs_adapters},
+    {"route", [](const std::string& key, const Json& value,
+                 BatchLine& line) { line.route = name(key, value); }},
+    {"adapter_from",
+     [](const std::string& key, const Json& value, BatchLine& line) {
+       line.adapter_from = whole(key, value);
+     }},
 };
 
 BatchLine parse_line(std::string_view text, int64_t number,

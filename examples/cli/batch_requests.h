@@ -20,6 +20,9 @@ struct BatchLine {
   TextOptions text;
   std::string name_space;    // requests share within it only
   std::optional<bool> chat;  // empty: as the command line says
+  // The adapter, and its first token; empty: as the command line says.
+  std::optional<std::string> route;
+  std::optional<int64_t> adapter_from;
 };
 
 // The lines of `file` that are not blank, in their order. What a line does not

@@ -91,6 +91,7 @@ void add_chat(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "chat", "talk with a model; each line of standard input is a turn");
   add_model_options(*command, options->model);
+  add_adapter_options(*command, options->model);
   add_text_options(*command, options->text);
   command
       ->add_option("--system", options->system,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 
 #include "examples/cli/choose_requests.h"
@@ -36,6 +37,10 @@ void Options::check() const {
     throw UsageError(
         "choose runs recorded chunks over window caches of its own; leave "
         "--cache and --steps-per-replay out");
+  }
+  if (model.adapter_from != 0) {
+    throw UsageError(
+        "choose runs all of a text with its adapter; leave --adapter-from out");
   }
   if (mb < 0 || mb > kMostMb) {
     throw UsageError("--prefix-cache-mb must be between 0 and " +
@@ -75,11 +80,34 @@ std::vector<int64_t> tokens_of(const TextOrTokens& part, const Engine& engine,
       .encode(std::get<std::string>(part), {.add_bos = first});
 }
 
-model::ChoiceRequest request_of(const ChooseLine& line, const Engine& engine) {
+// The place of an adapter, from 1 on; 0: none.
+int64_t route_of(const std::string& name, const Engine& engine) {
+  if (name.empty()) return 0;
+  std::string known;
+  int64_t route = 0;
+  for (const model::AdapterInfo& adapter : engine.model->adapters()) {
+    ++route;
+    if (adapter.name == name) return route;
+    known += (known.empty() ? "" : ", ") + adapter.name;
+  }
+  throw std::runtime_error("route must be an adapter of the model (" +
+                           (known.empty() ? "none" : known) + ") but got " +
+                           name);
+}
+
+model::ChoiceRequest request_of(const Options& options, const ChooseLine& line,
+                                const Engine& engine) {
   model::ChoiceRequest request{.slots = line.slots,
                                .option_counts = line.options,
-                               .space = space_of(engine, line.name_space),
-                               .route = line.route};
+                               .space = space_of(engine, line.name_space)};
+  if (!line.route) {
+    const std::string route = options.model.route.value_or("");
+    if (!route.empty()) request.route = route_of(route, engine);
+  } else if (const auto* name = std::get_if<std::string>(&*line.route)) {
+    request.route = route_of(*name, engine);
+  } else {
+    request.route = std::get<int64_t>(*line.route);
+  }
   if (line.tokens) {
     request.ids = *line.tokens;
     request.state_len = line.state_len.value_or(0);
@@ -108,7 +136,8 @@ struct Work {
   }
 };
 
-Work prepare(std::vector<ChooseLine> lines, const Engine& engine) {
+Work prepare(const Options& options, std::vector<ChooseLine> lines,
+             const Engine& engine) {
   Work work;
   work.lines = std::move(lines);
   work.answers.resize(work.lines.size());
@@ -118,7 +147,7 @@ Work prepare(std::vector<ChooseLine> lines, const Engine& engine) {
         work.fail(i, work.lines[i].error);
         continue;
       }
-      work.requests.emplace_back(i, request_of(work.lines[i], engine));
+      work.requests.emplace_back(i, request_of(options, work.lines[i], engine));
     } catch (const std::exception& error) {
       work.fail(i, message_of(error));
     }
@@ -147,8 +176,8 @@ std::vector<int64_t> spans_for(const Work& work,
   return spans;
 }
 
-model::ChoiceRunner make_runner(const Options& options, const Engine& engine,
-                                const Work& work) {
+model::ChoiceOptions choice_options(const Options& options,
+                                    const Engine& engine, const Work& work) {
   const model::Transformer& model = *engine.model;
   const bool any_token = model.row_exact(Role::kPrefill) && model.roles_agree();
   model::ChoiceOptions choices{.letters = letters_of(options, engine)};
@@ -156,19 +185,91 @@ model::ChoiceRunner make_runner(const Options& options, const Engine& engine,
   choices.min_prefix = kMinPrefix;
   if (any_token) choices.align = 1;
   choices.graphs = graphs_for(options.model);
-  return {model::make_routed(engine.model),
-          std::make_shared<CheckpointStore>(
-              StoreOptions{.max_bytes = static_cast<size_t>(options.mb) << 20,
-                           .min_prefix = kMinPrefix}),
-          std::move(choices)};
+  return choices;
 }
 
-Json answer_json(const Options& options, const Json& id,
+// Who answers. Adapters that leave the lowest layer as it is are routes of one
+// runner, over lower layers that all share; else each has a runner, and texts,
+// of its own.
+class Runners {
+ public:
+  Runners(const Options& options, const Engine& engine, const Work& work)
+      : engine_(engine),
+        choices_(choice_options(options, engine, work)),
+        store_(std::make_shared<CheckpointStore>(
+            StoreOptions{.max_bytes = static_cast<size_t>(options.mb) << 20,
+                         .min_prefix = kMinPrefix})) {
+    for (const model::AdapterInfo& adapter : engine.model->adapters()) {
+      apart_ = apart_ || adapter.first_layer == 0;
+    }
+    if (!apart_) runner_of(0);
+  }
+
+  model::ChoiceResult answer(model::ChoiceRequest request) {
+    const auto adapters = engine_.model->adapters();
+    const int64_t route = request.route.value_or(0);
+    if (!apart_ || route <= 0 || route > std::ssize(adapters)) {
+      return runner_of(0).answer(request);
+    }
+    request.route.reset();
+    request.space.adapter = adapters[static_cast<size_t>(route - 1)].digest;
+    model::ChoiceResult result = runner_of(route).answer(request);
+    result.route = route;
+    return result;
+  }
+
+  // The store's, and the sums of all runners.
+  model::ChoiceInfo info() const {
+    model::ChoiceInfo sum;
+    for (const auto& [route, runner] : runners_) {
+      const model::ChoiceInfo one = runner->info();
+      sum.store = one.store;
+      sum.memo_hits += one.memo_hits;
+      sum.plain += one.plain;
+      sum.graphs += one.graphs;
+    }
+    return sum;
+  }
+
+ private:
+  std::shared_ptr<const model::RoutedModel> routed_for(int64_t route) const {
+    if (!apart_) return model::make_routed(engine_.model);
+    if (route == 0) return model::make_routed(engine_.model->with_adapters({}));
+    const auto at = static_cast<size_t>(route - 1);
+    return model::make_routed(engine_.model,
+                              engine_.model->adapters()[at].name);
+  }
+
+  model::ChoiceRunner& runner_of(int64_t route) {
+    auto& runner = runners_[route];
+    if (!runner) {
+      runner = std::make_unique<model::ChoiceRunner>(routed_for(route), store_,
+                                                     choices_);
+    }
+    return *runner;
+  }
+
+  const Engine& engine_;
+  model::ChoiceOptions choices_;
+  std::shared_ptr<CheckpointStore> store_;
+  bool apart_ = false;
+  std::map<int64_t, std::unique_ptr<model::ChoiceRunner>> runners_;
+};
+
+// By its name, where there are adapters; null: none.
+Json route_json(int64_t route, const Engine& engine) {
+  const auto adapters = engine.model->adapters();
+  if (adapters.empty()) return route;
+  if (route == 0) return nullptr;
+  return adapters[static_cast<size_t>(route - 1)].name;
+}
+
+Json answer_json(const Options& options, const Engine& engine, const Json& id,
                  const model::ChoiceResult& result) {
   Json json;
   json["id"] = id;
   json["probabilities"] = result.probabilities;
-  json["route"] = result.route;
+  json["route"] = route_json(result.route, engine);
   json["reuse"] = nullptr;
   if (options.mb == 0) return json;
   Json reuse = report_json(result.report);
@@ -203,12 +304,12 @@ void run(const Options& options) {
   auto lines = parse_choices(read_file(options.requests));
   Progress progress;
   const Engine engine = load_engine(options.model, progress, true);
-  Work work = prepare(std::move(lines), engine);
-  model::ChoiceRunner runner = make_runner(options, engine, work);
+  Work work = prepare(options, std::move(lines), engine);
+  Runners runners(options, engine, work);
   for (const auto& [line, request] : work.requests) {
     try {
-      work.answers[line] =
-          answer_json(options, work.lines[line].id, runner.answer(request));
+      work.answers[line] = answer_json(options, engine, work.lines[line].id,
+                                       runners.answer(request));
     } catch (const std::exception& error) {
       work.fail(line, message_of(error));
     }
@@ -227,7 +328,7 @@ void run(const Options& options) {
                              " requests succeeded; " + options.output +
                              " says why");
   }
-  write_error_line(summary(work, runner.info()));
+  write_error_line(summary(work, runners.info()));
 }
 
 }  // namespace
@@ -237,6 +338,7 @@ void add_choose(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "choose", "how likely each choice is, for a file of questions");
   add_model_options(*command, options->model);
+  add_adapter_options(*command, options->model);
   command
       ->add_option("--requests", options->requests,
                    "a file with one JSON object on each line")
@@ -262,9 +364,9 @@ void add_choose(CLI::App& app) {
       "A request is an object with `state` and `suffix` (texts or ids), or "
       "`tokens` (ids) with\n`state_len`; `options`, how many of the letters "
       "each slot chooses from; `slots`, the\npositions whose next token is "
-      "asked for (the last one; below 0: from the end); id,\nnamespace, route. "
-      "The state is remembered, so that the next question about it\ncomputes "
-      "its suffix only.\n"
+      "asked for (the last one; below 0: from the end); id,\nnamespace, route "
+      "(the name of an --adapter). The state is remembered, so that the\nnext "
+      "question about it computes its suffix only.\n"
       "Exit status 0 if any request succeeded, or there was none.\n"
       "Example: kvcache choose --model SmolLM2-135M-Instruct.Q4_1.gguf "
       "--requests in.jsonl --output out.jsonl");

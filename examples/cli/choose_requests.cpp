@@ -45,8 +45,14 @@ constexpr RequestKey<ChooseLine> kKeys[] = {
      [](const std::string& key, const Json& value, ChooseLine& line) {
        line.name_space = full_text(key, value);
      }},
-    {"route", [](const std::string& key, const Json& value,
-                 ChooseLine& line) { line.route = whole(key, value); }},
+    {"route",
+     [](const std::string& key, const Json& value, ChooseLine& line) {
+       if (value.is_string()) {
+         line.route = value.get<std::string>();
+       } else {
+         line.route = whole(key, value);
+       }
+     }},
 };
 
 void check(const ChooseLine& line) {

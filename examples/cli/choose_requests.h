@@ -23,7 +23,9 @@ struct ChooseLine {
   std::vector<int64_t> slots = {-1};  // positions; below 0: from the end
   std::vector<int64_t> options;       // counts, one a slot
   std::string name_space;             // requests share within it only
-  std::optional<int64_t> route;
+  // An adapter by its name or place, from 1 on; "" and 0: none. Empty: as the
+  // command line says.
+  std::optional<std::variant<std::string, int64_t>> route;
 };
 
 // As parse_batch().

@@ -48,6 +48,18 @@ model::ChatTemplate load_template(const std::string& path,
                              spelling(tokenizer, tokenizer.eos_id()));
 }
 
+// Beside the weights of the model.
+void load_adapters(const ModelOptions& options, Engine& engine) {
+  std::vector<model::Adapter> adapters;
+  for (const auto& [name, folder] : options.adapter_folders()) {
+    adapters.push_back(
+        model::load_adapter(folder, name, engine.model->config()));
+  }
+  if (!adapters.empty()) {
+    engine.model = engine.model->with_adapters(adapters);
+  }
+}
+
 std::string formatted(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof(text), format, value);
@@ -91,6 +103,7 @@ Engine load_engine(const ModelOptions& options, Progress& progress, bool text) {
        .progress =
            [&](double fraction) { progress.show("loading", fraction); }});
   if (tokenizer.valid()) engine.tokenizer = tokenizer.get();
+  load_adapters(options, engine);
   progress.clear();
   engine.load_ms = std::chrono::duration<double, std::milli>(
                        std::chrono::steady_clock::now() - start)
@@ -148,7 +161,9 @@ model::GenerateOptions generate_options(const Engine& engine,
           .stop = text.stop,
           .ignore_eos = text.ignore_eos,
           .context = model.context,
-          .chunk = model.chunk};
+          .chunk = model.chunk,
+          .adapter = model.adapter(),
+          .adapter_from = model.adapter_from};
 }
 
 Json cache_json(const Engine& engine, const ModelOptions& options,

@@ -130,6 +130,7 @@ void add_generate(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("generate", "continue a prompt, or answer it");
   add_model_options(*command, options->model);
+  add_adapter_options(*command, options->model);
   command->add_option("--prompt", options->prompt, "the prompt")
       ->type_name("TEXT");
   command

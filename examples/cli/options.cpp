@@ -144,7 +144,49 @@ void ModelOptions::check_graphs() const {
   }
 }
 
+std::vector<std::pair<std::string, std::string>> ModelOptions::adapter_folders()
+    const {
+  std::vector<std::pair<std::string, std::string>> folders;
+  for (const std::string& text : adapters) {
+    const size_t equals = text.find('=');
+    if (equals == 0 || equals == text.npos || equals + 1 == text.size()) {
+      throw UsageError("--adapter must be NAME=FOLDER but got " + text);
+    }
+    const std::string name = text.substr(0, equals);
+    for (const auto& [other, folder] : folders) {
+      if (other == name) {
+        throw UsageError("--adapter " + name +
+                         " is given twice; each needs a name of its own");
+      }
+    }
+    folders.emplace_back(name, text.substr(equals + 1));
+  }
+  return folders;
+}
+
+std::string ModelOptions::adapter() const {
+  if (route) return *route;
+  return adapters.size() == 1 ? adapter_folders()[0].first : std::string();
+}
+
+void ModelOptions::check_adapters() const {
+  const auto folders = adapter_folders();
+  const bool known =
+      !route || route->empty() ||
+      std::any_of(folders.begin(), folders.end(),
+                  [&](const auto& folder) { return folder.first == *route; });
+  if (!known) {
+    throw UsageError("--route " + *route +
+                     ": no --adapter has that name; add one");
+  }
+  if (adapter_from < 0) {
+    throw UsageError("--adapter-from must be at least 0 but got " +
+                     std::to_string(adapter_from));
+  }
+}
+
 void ModelOptions::check() const {
+  check_adapters();
   scalar_type();
   given_kind();
   torch_device();
@@ -207,6 +249,29 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->capture_default_str()
       ->type_name("N");
   command.add_option("--chunk", options.chunk, "tokens of a prefill step")
+      ->check(not_whole<int64_t>)
+      ->capture_default_str()
+      ->type_name("N");
+}
+
+void add_adapter_options(CLI::App& command, ModelOptions& options) {
+  command
+      .add_option("--adapter", options.adapters,
+                  "a LoRA adapter as PEFT writes it, and a name for it; may be "
+                  "given more than once")
+      ->allow_extra_args(false)
+      ->type_name("NAME=FOLDER");
+  // A function: an optional that is given "" would be none.
+  command
+      .add_option_function<std::string>(
+          "--route", [&](const std::string& name) { options.route = name; },
+          "the adapter that runs; default: the only one, or none of several; "
+          "\"\": none")
+      ->type_name("NAME");
+  command
+      .add_option("--adapter-from", options.adapter_from,
+                  "the first N tokens run without it, and are shared with "
+                  "texts that have none")
       ->check(not_whole<int64_t>)
       ->capture_default_str()
       ->type_name("N");

@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvcache/model/cache_factory.h"
@@ -27,6 +28,9 @@ struct ModelOptions {
   int64_t chunk = 256;
   std::string graph = "auto";  // of a window cache
   int64_t steps_per_replay = 1;
+  std::vector<std::string> adapters;  // "NAME=FOLDER"
+  std::optional<std::string> route;   // the adapter of a text
+  int64_t adapter_from = 0;
 
   // What the words stand for; throw UsageError for one that does not exist.
   std::optional<at::ScalarType> scalar_type() const;  // empty: auto, packed
@@ -34,15 +38,23 @@ struct ModelOptions {
   at::Device torch_device() const;  // this program has its part for it
   model::CacheKind cache_kind(const model::LanguageModel& model) const;
   bool is_window() const;
+  // Names and folders, in their order.
+  std::vector<std::pair<std::string, std::string>> adapter_folders() const;
+  // What a text runs with that does not say it: --route, else the only adapter.
+  // Empty: none.
+  std::string adapter() const;
   // All of the above, and that the numbers are in range.
   void check() const;
 
  private:
   std::optional<model::CacheKind> given_kind() const;
   void check_graphs() const;
+  void check_adapters() const;
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);
+// Of commands that can run with adapters.
+void add_adapter_options(CLI::App& command, ModelOptions& options);
 // Of `tokenize` and `inspect`, which run nothing.
 void add_model_path(CLI::App& command, std::string& path);
 

@@ -24,10 +24,13 @@ void run(const Options& options) {
   const model::ScoreOptions score{
       .context = options.model.context,
       .chunk = options.model.chunk,
-      .progress = [&](int64_t done, int64_t total) {
-        progress.show("scoring",
-                      static_cast<double>(done) / static_cast<double>(total));
-      }};
+      .progress =
+          [&](int64_t done, int64_t total) {
+            progress.show("scoring", static_cast<double>(done) /
+                                         static_cast<double>(total));
+          },
+      .adapter = options.model.adapter(),
+      .adapter_from = options.model.adapter_from};
   model::check_score(*engine.model, tokens, score);
   const auto cache =
       model::make_cache(options.model.cache_kind(*engine.model), *engine.model,
@@ -55,6 +58,7 @@ void add_score(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "score", "the log-probability of each token after the first");
   add_model_options(*command, options->model);
+  add_adapter_options(*command, options->model);
   command
       ->add_option("--tokens", options->tokens,
                    "token ids as in 1,2,3, used exactly")

@@ -52,7 +52,9 @@ void run(const Options& options) {
                           {.kind = options.model.cache_kind(*engine.model),
                            .split = options.split,
                            .chunk = options.model.chunk,
-                           .new_tokens = options.new_tokens});
+                           .new_tokens = options.new_tokens,
+                           .adapter = options.model.adapter(),
+                           .adapter_from = options.model.adapter_from});
   progress.clear();
   const bool same = report.first_difference.empty();
   if (options.json) {
@@ -86,6 +88,7 @@ void add_verify(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "verify", "compare a run that was taken up with one that never left");
   add_model_options(*command, options->model);
+  add_adapter_options(*command, options->model);
   command->add_option("--prompt", options->prompt, "the text")
       ->type_name("TEXT");
   command

@@ -228,7 +228,9 @@ class BadLinesTest(BatchCase):
             ({"id": True}, "id must be a string or an integer but got true"),
             ({"max_tokens": 5}, 'the key "max_tokens" is not known; there are id, prompt'),
             ({"": 5}, 'the key "" is not known'),
-            ({"route": "a"}, "route chooses an adapter, and the model has none"),
+            ({"route": "a"}, "the adapter must be one of the model's (none) but got a"),
+            ({"route": 1}, "route must be the name of an adapter but got 1"),
+            ({"adapter_from": -1}, "adapter_from must be at least 0 but got -1"),
             ({"namespace": ""}, "namespace must be a text that is not empty"),
             ({"namespace": 1}, "namespace must be a text that is not empty but got 1"),
         )

@@ -62,7 +62,11 @@ struct GenerateOptions {
   // Goes on from what earlier texts left there, and leaves its own. Its chunk
   // must be the one above.
   std::shared_ptr<PrefixCache> prefix = {};
-  Namespace space = {};             // of texts that may share
+  Namespace space = {};  // of texts that may share
+  // One of the model's adapters, by name; empty: none. It sets the adapter of
+  // `space`.
+  std::string adapter = {};
+  int64_t adapter_from = 0;  // tokens before this one are the model's own
   std::vector<int64_t> marks = {};  // ends of turns in the prompt, for it
   // Also report log-probabilities: of each token, and of the n best beside it.
   std::optional<int64_t> log_probs = {};
@@ -118,9 +122,9 @@ struct GenerateResult {
   GenerateTimings timings;
 };
 
-// Continues `tokens`, of which `cache` holds the first lengths()[0] already; at
-// least the last one is left to compute. `cache` has one row; null: every step
-// recomputes everything, the oracle.
+// Continues `tokens`, of which `cache` holds the first lengths()[0] already,
+// computed with the same adapter; at least the last one is left to compute.
+// `cache` has one row; null: every step recomputes everything, the oracle.
 //
 // End tokens are those of the model, of the tokenizer and `stop_tokens`: any of
 // them ends the text.
@@ -150,8 +154,9 @@ class Conversation {
   std::span<const int64_t> tokens() const noexcept { return tokens_; }
   const Cache* cache() const noexcept { return cache_.get(); }
 
-  // Continues `tokens`, a whole text. What it shares with the text so far is
-  // not computed again; the rest of the cache is truncated.
+  // Continues `tokens`, a whole text. What it shares with the text so far, the
+  // adapter included, is not computed again; the rest of the cache is
+  // truncated.
   GenerateResult generate(std::span<const int64_t> tokens,
                           const GenerateOptions& options = {},
                           const GenerateHooks& hooks = {});
@@ -165,6 +170,8 @@ class Conversation {
   std::shared_ptr<const LanguageModel> model_;
   std::unique_ptr<Cache> cache_;
   std::vector<int64_t> tokens_;
+  std::string adapter_;  // that tokens_ ran with, and from where
+  int64_t adapter_from_ = 0;
 };
 
 }  // namespace kvcache::model

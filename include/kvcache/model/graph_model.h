@@ -10,8 +10,27 @@
 
 namespace kvcache::model {
 
-// `model` must outlive what is made of it.
-GraphModel graph_model(const LanguageModel& model);
+// The adapters that the rows of recorded steps run with: numbers that a replay
+// reads. Nothing of a model without adapters.
+class GraphAdapters {
+ public:
+  GraphAdapters() = default;
+  GraphAdapters(const LanguageModel& model, int64_t rows);
+
+  // As in ForwardOptions, for the steps to come.
+  void set_row(int64_t row, int64_t adapter, int64_t from) const;
+  // `options` of a forward over rows [first, first + rows).
+  ForwardOptions in(ForwardOptions options, int64_t first, int64_t rows) const;
+  int64_t rows() const { return index_.defined() ? index_.size(0) : 0; }
+
+ private:
+  Tensor index_, from_;  // [B] int64 on the model's device, or undefined
+};
+
+// `model` must outlive what is made of it. With `adapters` of as many rows as
+// the cache has.
+GraphModel graph_model(const LanguageModel& model,
+                       const GraphAdapters& adapters = {});
 
 struct GraphSamplingOptions {
   int64_t rows = 1;   // B
@@ -78,10 +97,15 @@ class GraphRunner {
   int64_t steps_per_replay() const noexcept { return steps_; }
   GraphDecoder& decoder() noexcept { return decoder_; }
   GraphSampling& sampling() noexcept { return sampling_; }
+  // Of the text to come, as in ForwardOptions.
+  void set_adapter(int64_t adapter, int64_t from) const {
+    adapters_.set_row(0, adapter, from);
+  }
 
  private:
   int64_t steps_;
   GraphSampling sampling_;
+  GraphAdapters adapters_;
   GraphDecoder decoder_;
 };
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "kvcache/cache.h"
 #include "kvcache/model/language_model.h"
@@ -41,7 +42,7 @@ class RoutedModel {
   virtual int64_t vocab_size() const noexcept = 0;
   virtual int64_t context_length() const noexcept = 0;  // tokens
   virtual at::Device device() const noexcept = 0;
-  // Empty: no adapters, and the route of every text is 0.
+  // Empty: a text runs with the route that its request names, else 0.
   virtual std::optional<Router> router() const noexcept { return {}; }
   // Routes whose adapter is loaded, without 0, which is no adapter.
   virtual std::span<const int64_t> routes() const noexcept { return {}; }
@@ -75,8 +76,17 @@ class RoutedModel {
 void add_router_features(const Tensor& hidden, const Tensor& limits, double eps,
                          const Tensor& features);
 
-// A model without adapters; split = layers / 2. Throws for less than two.
+// Route n + 1 is the n-th of the model's adapters; there is no router, so that
+// a request names its route, or runs without. split = layers / 2, or the first
+// layer that an adapter changes if that is lower: the layers below serve all
+// routes. Throws for less than two layers, and for an adapter that changes the
+// lowest.
 std::shared_ptr<const RoutedModel> make_routed(
     std::shared_ptr<const Transformer> model);
+
+// Every text runs with that one adapter, in all layers; there are no routes.
+// Its texts need a Namespace of their own.
+std::shared_ptr<const RoutedModel> make_routed(
+    std::shared_ptr<const Transformer> model, const std::string& adapter);
 
 }  // namespace kvcache::model

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvcache/cache.h"
@@ -17,6 +18,8 @@ struct ScoreOptions {
   std::optional<int64_t> context = {};  // tokens; empty: the model's
   int64_t chunk = kCanonicalChunk;      // not looked at without a cache
   std::function<void(int64_t done, int64_t total)> progress = {};
+  std::string adapter = {};  // as in GenerateOptions
+  int64_t adapter_from = 0;
 };
 
 // The log-probability of each of `tokens` after the first, given those before

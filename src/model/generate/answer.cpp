@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "adapter_choice.h"
 #include "feed.h"
 
 namespace kvcache::model {
@@ -37,6 +38,7 @@ void check_generate_options(const char* function, const LanguageModel& model,
                     "] stop strings need a tokenizer but there is none; end "
                     "at token ids (stop_tokens) instead.");
   check_ids(function, options.stop_tokens, model.vocab_size());
+  choose_adapter(function, model, options.adapter, options.adapter_from);
 }
 
 Answer::Answer(const LanguageModel& model, std::vector<int64_t>& sequence,

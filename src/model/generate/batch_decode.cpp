@@ -18,7 +18,8 @@ namespace {
 class PlainDecode final : public BatchDecode {
  public:
   PlainDecode(const LanguageModel& model, Cache& cache)
-      : model_(model),
+      : BatchDecode(GraphAdapters(model, cache.spec().rows)),
+        model_(model),
         cache_(cache),
         ids_(at::zeros({cache.spec().rows, 1}, at::kLong)) {}
 
@@ -36,9 +37,12 @@ class PlainDecode final : public BatchDecode {
                                                    static_cast<size_t>(rows_)),
                            .first_row = first_,
                            .rows = rows_});
-    const Tensor logits = model_.forward(chosen_, step, {.role = Role::kDecode})
-                              .to(at::kCPU)
-                              .contiguous();
+    const Tensor logits =
+        model_
+            .forward(chosen_, step,
+                     adapters_.in({.role = Role::kDecode}, first_, rows_))
+            .to(at::kCPU)
+            .contiguous();
     logits_row(logits);  // what is no logits must not be committed
     step.commit();
     logits_ = logits;
@@ -68,7 +72,9 @@ class RecordedDecode final : public BatchDecode {
  public:
   RecordedDecode(const LanguageModel& model, SlotCache& slots,
                  std::shared_ptr<GraphBackend> graphs)
-      : decoder_(graph_model(model), slots, {.backend = std::move(graphs)}),
+      : BatchDecode(GraphAdapters(model, slots.spec().rows)),
+        decoder_(graph_model(model, adapters_), slots,
+                 {.backend = std::move(graphs)}),
         ids_(at::zeros({slots.spec().rows, 1}, at::kLong)) {}
 
   void step(std::span<const int64_t> ids,

@@ -3,7 +3,10 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 
+#include "adapter_choice.h"
+#include "kvcache/model/graph_model.h"
 #include "kvcache/model/language_model.h"
 #include "kvcache/slot_graph_decoder.h"
 
@@ -12,7 +15,14 @@ namespace kvcache::model {
 // One token for some rows of a cache. B rows of the cache, V vocabulary.
 class BatchDecode {
  public:
+  explicit BatchDecode(GraphAdapters adapters)
+      : adapters_(std::move(adapters)) {}
   virtual ~BatchDecode() = default;
+
+  // What row `row` runs with from now on.
+  void set_adapter(int64_t row, const AdapterChoice& choice) {
+    adapters_.set_row(row, choice.index, choice.from);
+  }
 
   // A committed step of `ids` [B] in the rows whose `active` [B] is 1; at least
   // one is. The others are 0: idle, their ids are not read. If it throws, no
@@ -22,6 +32,9 @@ class BatchDecode {
   // Raw logits [V] of an active row of the last step, float32 on the host. The
   // next step overwrites them.
   virtual std::span<const float> logits(int64_t row) const = 0;
+
+ protected:
+  GraphAdapters adapters_;
 };
 
 // For any kind: a plain step over the rows from the first to the last active

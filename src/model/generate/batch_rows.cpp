@@ -31,6 +31,8 @@ BatchRows::Row::Row(const LanguageModel& model, QueuedRequestPtr from)
       sequence(queued->request.tokens),
       prompt(static_cast<int64_t>(sequence.size())),
       queued_ms(ms_since(queued->submitted)),
+      adapter(choose_adapter("Batcher", model, queued->request.options.adapter,
+                             queued->request.options.adapter_from)),
       answer(model, sequence, queued->request.options, queued->request.hooks,
              queued->new_tokens) {}
 
@@ -122,6 +124,7 @@ void BatchRows::admit_to(int64_t row, const QueuedRequestPtr& queued) {
                    .queued_ms = ms_since(queued->submitted)});
     return;
   }
+  decode_.set_adapter(row, place->adapter);
   prefilling_.push_back(row);
   queue_.count([](BatchStats& stats) {
     ++stats.occupied_rows;
@@ -140,7 +143,8 @@ void BatchRows::restore_prefix(int64_t row) {
   const GenerateOptions& options = held.queued->request.options;
   if (!options.prefix || held.prefix) return;
   held.prefix.emplace(*options.prefix, cache_, row, held.sequence,
-                      options.space, options.marks);
+                      with_adapter(options.space, model_, held.adapter),
+                      options.marks);
   GenerateResult& result = held.answer.result();
   result.reuse = std::make_shared<Reuse>(held.prefix->reuse());
   result.reused = cache_.lengths()[static_cast<size_t>(row)];
@@ -163,7 +167,7 @@ bool BatchRows::prefill_chunk(int64_t row) {
                   ids_tensor(std::span<const int64_t>(held.sequence)
                                  .subspan(static_cast<size_t>(done),
                                           static_cast<size_t>(end - done))),
-                  {.role = Role::kPrefill}, row);
+                  with_adapter({.role = Role::kPrefill}, held.adapter), row);
     if (held.prefix) held.prefix->prefilled(end, logits);
     queue_.count([&](BatchStats& stats) {
       ++stats.prefill_steps;

@@ -32,6 +32,7 @@ class BatchRows {
     std::vector<int64_t>& sequence;  // the prompt and what was sampled
     int64_t prompt;                  // tokens
     double queued_ms;
+    AdapterChoice adapter;
     Answer answer;
     bool decoding = false;            // the whole prompt is in the cache
     std::optional<PrefixRun> prefix;  // once its prefill has begun

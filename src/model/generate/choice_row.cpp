@@ -83,7 +83,9 @@ ChoiceRow::Start ChoiceRow::look_up(std::optional<int64_t> route) {
 }
 
 bool ChoiceRow::take_guess() {
-  guess_ = look_up(request_.route);
+  // Nobody chooses a route where there is no router.
+  const bool guessing = request_.route || runner_.model->router();
+  guess_ = look_up(guessing ? request_.route : 0);
   if (!is_loaded(guess_.route, *runner_.model)) guess_ = look_up(0);
   const ReuseReason reason = guess_.hit.report.reason;
   if (reason == ReuseReason::kDisabled || reason == ReuseReason::kTooShort) {

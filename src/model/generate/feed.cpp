@@ -93,7 +93,8 @@ Tensor prefill(const LanguageModel& model, Cache& cache, const Tensor& ids,
     const int64_t room = options.chunk - (start + done) % options.chunk;
     const int64_t count = std::min(room, total - done);
     logits = feed(model, cache, ids.narrow(1, done, count),
-                  {.role = Role::kPrefill, .all_logits = all});
+                  with_adapter({.role = Role::kPrefill, .all_logits = all},
+                               options.adapter));
     done += count;
     if (all) options.all_logits(logits);
     if (options.progress) options.progress(done, total);

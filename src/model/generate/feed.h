@@ -4,6 +4,7 @@
 #include <functional>
 #include <stop_token>
 
+#include "adapter_choice.h"
 #include "kvcache/model/language_model.h"
 
 namespace kvcache::model {
@@ -42,6 +43,7 @@ struct PrefillOptions {
   std::function<void(int64_t done, int64_t total)> progress = {};
   // Gets the logits of each step [B, n, V]; empty: only the last are made.
   std::function<void(const Tensor& logits)> all_logits = {};
+  AdapterChoice adapter = {};  // of one row
 };
 
 // `ids` [B, T] over rows [0, B), of equal lengths, in steps that end at

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "adapter_choice.h"
 #include "answer.h"
 #include "drafts.h"
 #include "feed.h"
@@ -55,6 +56,8 @@ class Generation {
         options_(options),
         hooks_(hooks) {
     plan_new_tokens(model, sequence, options);
+    adapter_ = choose_adapter("generate", model, options.adapter,
+                              options.adapter_from);
     const int64_t new_tokens = room_of(model, cache, sequence, options);
     if (cache) {
       check_cache_state(model, *cache, static_cast<int64_t>(sequence.size()));
@@ -63,6 +66,9 @@ class Generation {
         !options.graphs || &options.graphs->decoder().cache() == cache,
         "[generate] graphs must be over the cache that is given but are over "
         "another one; make a GraphRunner for it.");
+    if (options.graphs) {
+      options.graphs->set_adapter(adapter_.index, adapter_.from);
+    }
     const PromptLookup& lookup = options.lookup;
     TORCH_CHECK_VALUE(
         lookup.drafts == 0 ||
@@ -119,8 +125,9 @@ class Generation {
     std::vector<int64_t> ids = {sequence_.back()};
     ids.insert(ids.end(), drafts.begin(), drafts.end());
     Speculation speculation(*cache_);
-    const Tensor logits = feed(model_, *cache_, ids_tensor(ids),
-                               {.role = Role::kDecode, .all_logits = true});
+    const Tensor logits = feed(
+        model_, *cache_, ids_tensor(ids),
+        with_adapter({.role = Role::kDecode, .all_logits = true}, adapter_));
     timings().decode_ms += ms_since(start);
     timings().drafted += static_cast<int64_t>(drafts.size());
     int64_t right = 0;
@@ -153,9 +160,13 @@ class Generation {
       const auto from = std::span<const int64_t>(sequence_).subspan(
           static_cast<size_t>(fed + tokens - again),
           static_cast<size_t>(again));
-      feed(model_, *cache_, ids_tensor(from), {.role = Role::kDecode});
+      feed(model_, *cache_, ids_tensor(from), adapted(Role::kDecode));
     }
     timings().decode_ms += ms_since(start);
+  }
+
+  ForwardOptions adapted(Role role) const {
+    return with_adapter({.role = role}, adapter_);
   }
 
   bool many_fit() const {
@@ -207,7 +218,7 @@ class Generation {
     const auto prompt = std::span<const int64_t>(sequence_);
     if (!cache_) {
       if (hooks_.stop.stop_requested()) return {};
-      Tensor logits = feed(model_, ids_tensor(prompt), {});
+      Tensor logits = feed(model_, ids_tensor(prompt), adapted(Role::kPrefill));
       timings().prefill_tokens = total;
       if (hooks_.on_prefill) hooks_.on_prefill(total, total);
       return logits;
@@ -218,13 +229,15 @@ class Generation {
         model_, *cache_, ids_tensor(prompt.subspan(static_cast<size_t>(held))),
         {.chunk = options_.chunk,
          .stop = hooks_.stop,
-         .progress = hooks_.on_prefill});
+         .progress = hooks_.on_prefill,
+         .adapter = adapter_});
     timings().prefill_tokens = cache_->lengths()[0] - held;
     return logits;
   }
 
   Tensor prefill_behind_prefix(std::span<const int64_t> prompt) {
-    prefix_.emplace(*options_.prefix, *cache_, 0, prompt, options_.space,
+    prefix_.emplace(*options_.prefix, *cache_, 0, prompt,
+                    with_adapter(options_.space, model_, adapter_),
                     options_.marks);
     answer_->result().reuse = std::make_shared<Reuse>(prefix_->reuse());
     answer_->result().reused = cache_->lengths()[0];
@@ -236,7 +249,7 @@ class Generation {
       logits = feed(model_, *cache_,
                     ids_tensor(prompt.subspan(static_cast<size_t>(done),
                                               static_cast<size_t>(end - done))),
-                    {.role = Role::kPrefill});
+                    adapted(Role::kPrefill));
       timings().prefill_tokens += end - done;
       done = end;
       prefix_->prefilled(done, logits);
@@ -254,12 +267,14 @@ class Generation {
   }
 
   Tensor decode() const {
-    if (!cache_) return feed(model_, ids_tensor(sequence_), {});
+    if (!cache_) {
+      return feed(model_, ids_tensor(sequence_), adapted(Role::kPrefill));
+    }
     const Tensor last = ids_tensor(std::span(sequence_).last(1));
     if (options_.graphs) {
       return options_.graphs->decoder().step(last).to(at::kCPU);
     }
-    return feed(model_, *cache_, last, {.role = Role::kDecode});
+    return feed(model_, *cache_, last, adapted(Role::kDecode));
   }
 
   const LanguageModel& model_;
@@ -267,6 +282,7 @@ class Generation {
   std::vector<int64_t>& sequence_;
   const GenerateOptions& options_;
   const GenerateHooks& hooks_;
+  AdapterChoice adapter_;
   std::optional<Answer> answer_;
   std::optional<PrefixRun> prefix_;
 };
@@ -328,9 +344,16 @@ GenerateResult Conversation::generate(std::span<const int64_t> tokens,
   // Checked before anything is forgotten.
   plan_new_tokens(*model_, sequence, options);
   room_of(*model_, cache_.get(), sequence, options);
+  const auto choice = [&](const std::string& name, int64_t from) {
+    return choose_adapter("Conversation", *model_, name, from);
+  };
+  const auto alike = choice(options.adapter, options.adapter_from)
+                         .shared_with(choice(adapter_, adapter_from_));
   if (cache_) {
-    const auto held = std::min({static_cast<size_t>(cache_->lengths()[0]),
-                                tokens_.size(), sequence.size() - 1});
+    const auto held =
+        std::min({static_cast<size_t>(cache_->lengths()[0]), tokens_.size(),
+                  sequence.size() - 1,
+                  alike ? static_cast<size_t>(*alike) : tokens_.size()});
     const auto differs =
         std::mismatch(sequence.begin(),
                       sequence.begin() + static_cast<std::ptrdiff_t>(held),
@@ -338,6 +361,8 @@ GenerateResult Conversation::generate(std::span<const int64_t> tokens,
             .first;
     cache_->truncate(differs - sequence.begin());
   }
+  adapter_ = options.adapter;
+  adapter_from_ = options.adapter_from;
   std::vector<int64_t> before = std::exchange(tokens_, std::move(sequence));
   try {
     return Generation(*model_, cache_.get(), tokens_, options, hooks).run();

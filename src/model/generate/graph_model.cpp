@@ -24,13 +24,37 @@ Tensor zeros(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
 
 }  // namespace
 
-GraphModel graph_model(const LanguageModel& model) {
+GraphAdapters::GraphAdapters(const LanguageModel& model, int64_t rows) {
+  if (model.adapters().empty()) return;
+  const at::Device device = model.cache_spec(1, 1).device;
+  index_ = zeros({rows}, at::kLong, device).fill_(-1);
+  from_ = zeros({rows}, at::kLong, device);
+}
+
+void GraphAdapters::set_row(int64_t row, int64_t adapter, int64_t from) const {
+  if (!index_.defined()) return;
+  const at::NoGradGuard no_grad;
+  index_.narrow(0, row, 1).fill_(adapter);
+  from_.narrow(0, row, 1).fill_(from);
+}
+
+ForwardOptions GraphAdapters::in(ForwardOptions options, int64_t first,
+                                 int64_t rows) const {
+  if (!index_.defined()) return options;
+  options.adapters = index_.narrow(0, first, rows);
+  options.adapters_from = from_.narrow(0, first, rows);
+  return options;
+}
+
+GraphModel graph_model(const LanguageModel& model,
+                       const GraphAdapters& adapters) {
   return {.forward =
-              [&model](const Tensor& ids, Step& step,
-                       const GraphModel::Call& call) {
-                return model.forward(
-                    ids, step,
-                    {.role = call.role, .all_logits = call.all_logits});
+              [&model, adapters](const Tensor& ids, Step& step,
+                                 const GraphModel::Call& call) {
+                const ForwardOptions options{.role = call.role,
+                                             .all_logits = call.all_logits};
+                return model.forward(ids, step,
+                                     adapters.in(options, 0, adapters.rows()));
               },
           .context = model.context_length(),
           .vocab_size = model.vocab_size(),
@@ -177,7 +201,8 @@ GraphRunner::GraphRunner(const LanguageModel& model, WindowCache& cache,
                          GraphRunnerOptions options)
     : steps_(options.steps_per_replay),
       sampling_(sampling_options(model, options)),
-      decoder_(graph_model(model), cache,
+      adapters_(model, 1),
+      decoder_(graph_model(model, adapters_), cache,
                {.backend = std::move(options.backend),
                 .byte_budget = options.byte_budget,
                 .steps_per_replay = steps_,

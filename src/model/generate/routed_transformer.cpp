@@ -1,13 +1,17 @@
-// routed_transformer.cpp - a transformer without adapters in two parts, and the
-// router's features.
+// routed_transformer.cpp - a transformer in two parts, its adapters as routes,
+// and the router's features.
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
+#include "adapter_choice.h"
 #include "kvcache/model/routed_model.h"
 #include "kvcache/model/transformer.h"
 
@@ -16,17 +20,22 @@ namespace {
 
 class RoutedTransformer final : public RoutedModel {
  public:
-  explicit RoutedTransformer(std::shared_ptr<const Transformer> model)
-      : model_(std::move(model)) {
-    TORCH_CHECK_VALUE(model_, "[make_routed] the model must not be null.");
+  // `always`: what every text runs with; none: the adapters are routes.
+  RoutedTransformer(std::shared_ptr<const Transformer> model,
+                    AdapterChoice always)
+      : model_(std::move(model)),
+        always_(always),
+        split_(model_->config().layers / 2) {
     TORCH_CHECK_VALUE(layers() >= 2,
                       "[make_routed] a model in two parts must have at least 2 "
                       "layers but has ",
                       layers(), ".");
+    if (always_.index < 0) add_routes();
   }
 
   int64_t layers() const noexcept override { return model_->config().layers; }
-  int64_t split() const noexcept override { return layers() / 2; }
+  int64_t split() const noexcept override { return split_; }
+  std::span<const int64_t> routes() const noexcept override { return routes_; }
   int64_t hidden_size() const noexcept override {
     return model_->config().hidden_size;
   }
@@ -44,15 +53,18 @@ class RoutedTransformer final : public RoutedModel {
 
   Tensor lower(const Tensor& ids, Step& step,
                const Tensor& /*features*/) const override {
-    return model_->forward(ids, step, {.last_layer = split()});
+    return model_->forward(ids, step,
+                           with_adapter({.last_layer = split()}, always_));
   }
-  Tensor upper(const Tensor& hidden, Step& step, const Tensor& /*slot*/,
+  Tensor upper(const Tensor& hidden, Step& step, const Tensor& slot,
                const Tensor& positions) const override {
-    return model_->forward(shape_of(hidden), step,
-                           {.logit_positions = positions,
-                            .first_layer = split(),
-                            .hidden = hidden,
-                            .return_hidden = true});
+    ForwardOptions options = with_adapter({.logit_positions = positions,
+                                           .first_layer = split(),
+                                           .hidden = hidden,
+                                           .return_hidden = true},
+                                          always_);
+    if (slot.defined()) options.adapters = slot;
+    return model_->forward(shape_of(hidden), step, options);
   }
   Tensor choices(const Tensor& hidden, const Tensor& letters) const override {
     return model_
@@ -63,6 +75,20 @@ class RoutedTransformer final : public RoutedModel {
   }
 
  private:
+  void add_routes() {
+    for (const AdapterInfo& adapter : model_->adapters()) {
+      TORCH_CHECK_VALUE(
+          adapter.first_layer > 0,
+          "[make_routed] a route must leave layer 0 "
+          "as it is but adapter ",
+          adapter.name,
+          " changes it; name the adapter that all texts run with.");
+      split_ = std::min(split_, adapter.first_layer);
+    }
+    routes_.resize(model_->adapters().size());
+    std::iota(routes_.begin(), routes_.end(), 1);
+  }
+
   // Ids that are not read.
   static Tensor shape_of(const Tensor& hidden) {
     return at::zeros({hidden.size(0), hidden.size(1)},
@@ -70,6 +96,9 @@ class RoutedTransformer final : public RoutedModel {
   }
 
   std::shared_ptr<const Transformer> model_;
+  AdapterChoice always_;
+  int64_t split_;
+  std::vector<int64_t> routes_;
 };
 
 void add_in_order(const Tensor& hidden, const Tensor& limits, float eps,
@@ -113,7 +142,18 @@ void add_router_features(const Tensor& hidden, const Tensor& limits, double eps,
 
 std::shared_ptr<const RoutedModel> make_routed(
     std::shared_ptr<const Transformer> model) {
-  return std::make_shared<RoutedTransformer>(std::move(model));
+  TORCH_CHECK_VALUE(model, "[make_routed] the model must not be null.");
+  return std::make_shared<RoutedTransformer>(std::move(model), AdapterChoice());
+}
+
+std::shared_ptr<const RoutedModel> make_routed(
+    std::shared_ptr<const Transformer> model, const std::string& adapter) {
+  TORCH_CHECK_VALUE(model, "[make_routed] the model must not be null.");
+  const AdapterChoice always =
+      choose_adapter("make_routed", *model, adapter, 0);
+  TORCH_CHECK_VALUE(always.index >= 0,
+                    "[make_routed] the adapter must be named but is empty.");
+  return std::make_shared<RoutedTransformer>(std::move(model), always);
 }
 
 }  // namespace kvcache::model

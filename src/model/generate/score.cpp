@@ -19,6 +19,7 @@ void check_score(const LanguageModel& model, std::span<const int64_t> tokens,
                     " tokens is longer than the context of ", context,
                     " tokens; shorten it.");
   check_ids("score", tokens, model.vocab_size());
+  choose_adapter("score", model, options.adapter, options.adapter_from);
 }
 
 namespace {
@@ -54,13 +55,16 @@ std::vector<float> score(const LanguageModel& model, Cache* cache,
   };
   if (tokens.size() == 1) return scores;
   const Tensor ids = ids_tensor(tokens.first(tokens.size() - 1));
+  const AdapterChoice adapter =
+      choose_adapter("score", model, options.adapter, options.adapter_from);
   if (cache) {
     prefill(model, *cache, ids,
             {.chunk = options.chunk,
              .progress = options.progress,
-             .all_logits = take});
+             .all_logits = take,
+             .adapter = adapter});
   } else {
-    take(feed(model, ids, {.all_logits = true}));
+    take(feed(model, ids, with_adapter({.all_logits = true}, adapter)));
     if (options.progress) options.progress(ids.size(1), ids.size(1));
   }
   return scores;

@@ -105,7 +105,11 @@ VerifyReport verify_reuse(const LanguageModel& model,
                       "none; choose another.");
     return cache;
   };
-  const PrefillOptions prefill_options{.chunk = options.chunk};
+  const AdapterChoice adapter = choose_adapter(
+      "verify_reuse", model, options.adapter, options.adapter_from);
+  const PrefillOptions prefill_options{.chunk = options.chunk,
+                                       .adapter = adapter};
+  const ForwardOptions decode = with_adapter({.role = Role::kDecode}, adapter);
   const Tensor ids = ids_tensor(tokens);
   const auto cold = make();
   const Tensor cold_logits = prefill(model, *cold, ids, prefill_options);
@@ -132,8 +136,8 @@ VerifyReport verify_reuse(const LanguageModel& model,
       break;
     }
     const Tensor next = a.argmax(-1);  // [1, 1]
-    a = feed(model, *cold, next, {.role = Role::kDecode});
-    b = feed(model, *warm, next, {.role = Role::kDecode});
+    a = feed(model, *cold, next, decode);
+    b = feed(model, *warm, next, decode);
   }
   return report;
 }
