@@ -58,8 +58,8 @@ std::optional<at::ScalarType> ModelOptions::scalar_type() const {
   if (dtype == "auto" || dtype == "packed") return std::nullopt;
   if (dtype == "float32") return at::kFloat;
   if (dtype == "bfloat16") return at::kBFloat16;
-  throw UsageError("--dtype must be auto, packed, float32 or bfloat16 but got " +
-                   dtype);
+  throw UsageError(
+      "--dtype must be auto, packed, float32 or bfloat16 but got " + dtype);
 }
 
 std::optional<model::WeightPacking> ModelOptions::packing() const {

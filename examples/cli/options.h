@@ -33,7 +33,7 @@ struct ModelOptions {
   int64_t adapter_from = 0;
 
   // What the words stand for; throw UsageError for one that does not exist.
-  std::optional<at::ScalarType> scalar_type() const;  // empty: auto, packed
+  std::optional<at::ScalarType> scalar_type() const;    // empty: auto, packed
   std::optional<model::WeightPacking> packing() const;  // empty: auto
   at::Device torch_device() const;  // this program has its part for it
   model::CacheKind cache_kind(const model::LanguageModel& model) const;

@@ -105,8 +105,9 @@ void on_threads(int64_t threads, const F& f) {
   });
 }
 
-// A thread is worth waking for this many multiplications of q and k.
-constexpr int64_t kWorkOfThread = 128 * 1024;
+// A thread is worth waking for this many multiplications of q and k: some 5 us
+// of work with 8 lanes, while waking one that still spins takes 2.
+constexpr int64_t kWorkOfThread = 24 * 1024;
 
 int64_t threads_for(int64_t work) {
   return std::clamp<int64_t>(work / kWorkOfThread, 1, at::get_num_threads());

@@ -40,7 +40,7 @@ enum class WeightPacking : uint8_t {
 };
 
 struct LoadOptions {
-  std::optional<at::ScalarType> dtype = {};  // empty: auto, see load_model()
+  std::optional<at::ScalarType> dtype = {};   // empty: auto, see load_model()
   std::optional<WeightPacking> packing = {};  // empty: auto, see load_model()
   // An error if the program does not link it, or there is none of that index.
   at::Device device = at::kCPU;

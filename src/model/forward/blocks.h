@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "src/model/forward/gated_delta.h"
-#include "src/model/forward/loader.h"
 #include "src/model/forward/linear.h"
+#include "src/model/forward/loader.h"
 #include "src/model/forward/pass.h"
 #include "src/model/forward/row_loops_table.h"
 

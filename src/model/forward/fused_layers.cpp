@@ -90,8 +90,8 @@ void FusedLayers::region(const Layer* before, const Layer* after) {
                        member);
       member.meet();
       const FeedForward& feed_forward = before->feed_forward;
-      multiply(feed_forward.up(),
-               normalise(before->feed_forward_norm, member), up_, member);
+      multiply(feed_forward.up(), normalise(before->feed_forward_norm, member),
+               up_, member);
       member.meet();
       multiply_and_add(feed_forward.down(), activate(feed_forward, member),
                        member);
@@ -125,8 +125,8 @@ TileRows FusedLayers::normalise(const Normalisation& norm,
   const Tensor& hidden = pass_.hidden;
   const auto at = static_cast<size_t>(alone ? member.index : 0);
   const TileRows rows = buffers_[at].rows(tokens_, groups_of(width_));
-  float* normed = data_of<float>(normed_) +
-                  static_cast<int64_t>(at) * tokens_ * width_;
+  float* normed =
+      data_of<float>(normed_) + static_cast<int64_t>(at) * tokens_ * width_;
   const NormParameters parameters = norm.parameters();
   const int64_t last = alone ? 1 : member.last(tokens_);
   for (int64_t i = alone ? 0 : member.first(tokens_); i < last; ++i) {
@@ -138,8 +138,7 @@ TileRows FusedLayers::normalise(const Normalisation& norm,
   return rows;
 }
 
-TileRows FusedLayers::activate(const FeedForward& layer,
-                               const Member& member) {
+TileRows FusedLayers::activate(const FeedForward& layer, const Member& member) {
   const int64_t width = layer.down().tiles()->inputs();
   const int64_t stride = up_.size(1);
   const TileRows rows = buffers_[0].rows(tokens_, groups_of(width));

@@ -47,10 +47,10 @@ class FusedLayers {
   std::span<const Layer> layers_;
   const TileKernels& kernels_;
   const RowLoops<float>& loops_;
-  int64_t tokens_, width_;  // M, hidden_size
-  Tensor made_, mixed_;     // of mixers: [M, N] read, [M, K] written
-  Tensor up_, delta_;       // [M, N], [M, hidden_size]
-  Tensor normed_;           // [members, M, hidden_size]
+  int64_t tokens_, width_;        // M, hidden_size
+  Tensor made_, mixed_;           // of mixers: [M, N] read, [M, K] written
+  Tensor up_, delta_;             // [M, N], [M, hidden_size]
+  Tensor normed_;                 // [members, M, hidden_size]
   std::span<RowBuffer> buffers_;  // of each member; the first is the shared one
 };
 

@@ -11,8 +11,8 @@ namespace kvcache::model {
 
 // What a linear is made of, on the CPU; may lie on the mapped file.
 struct LinearWeights {
-  Tensor weight;  // [N, K]; undefined if weights stay packed
-  Tensor bias;    // [N] in the same dtype, or undefined
+  Tensor weight;                    // [N, K]; undefined if weights stay packed
+  Tensor bias;                      // [N] in the same dtype, or undefined
   std::vector<RowPiece> rows = {};  // of the file, in place of `weight`
 };
 

@@ -45,7 +45,9 @@ struct Pass {
        const Arithmetic& in);
 
   // [N, width]; the rows too many are zero.
-  Tensor scratch(int64_t width) const { return scratch(width, arithmetic.dtype); }
+  Tensor scratch(int64_t width) const {
+    return scratch(width, arithmetic.dtype);
+  }
   Tensor scratch(int64_t width, at::ScalarType dtype) const;
 
   const TokenSpans& tokens;

@@ -51,7 +51,8 @@ WeightPacking chosen_packing(const LoadOptions& options, ForwardKind kind) {
   TORCH_CHECK_VALUE(
       kind == ForwardKind::kPackedCpu,
       "[Transformer] packed weights must run on the CPU but the device is ",
-      options.device, " and the forward is LibTorch's operators; choose "
+      options.device,
+      " and the forward is LibTorch's operators; choose "
       "WeightPacking::kNone.");
   return packing;
 }

@@ -1,4 +1,5 @@
-// src/model/packed/tile_kernels_avx512.cpp - the tile kernels, compiled for avx512.
+// src/model/packed/tile_kernels_avx512.cpp - the tile kernels, compiled for
+// avx512.
 #include <immintrin.h>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// src/model/packed/tile_kernels_avx512_vnni.cpp - the tile kernels, compiled for avx512
-// with its integer dot products.
+// src/model/packed/tile_kernels_avx512_vnni.cpp - the tile kernels, compiled
+// for avx512 with its integer dot products.
 #include <immintrin.h>
 #include <cstddef>
 #include <cstdint>

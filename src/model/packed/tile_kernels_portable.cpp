@@ -1,4 +1,5 @@
-// src/model/packed/tile_kernels_portable.cpp - the tile kernels, compiled for portable.
+// src/model/packed/tile_kernels_portable.cpp - the tile kernels, compiled for
+// portable.
 
 #include <cstddef>
 #include <cstdint>

@@ -51,9 +51,7 @@ struct TileMatrix {
   int64_t outputs = 0;  // N
   int64_t groups = 0;   // K / 32
 
-  int64_t blocks() const {
-    return (outputs + kTileOutputs - 1) / kTileOutputs;
-  }
+  int64_t blocks() const { return (outputs + kTileOutputs - 1) / kTileOutputs; }
 };
 
 // Quantised activations, x = scale q. The same inputs of all rows lie together.

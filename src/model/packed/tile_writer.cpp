@@ -157,8 +157,7 @@ void write_group(const TileMatrix& shape, uint8_t* tiles, int64_t output,
 
 TileGroup read_group(const TileMatrix& matrix, int64_t output,
                      int64_t group_index) {
-  const uint8_t* tile =
-      matrix.tiles + tile_offset(matrix, output, group_index);
+  const uint8_t* tile = matrix.tiles + tile_offset(matrix, output, group_index);
   const int64_t lane = output % kTileOutputs;
   TileGroup group;
   for (int64_t i = 0; i < kTileInputs; ++i) {

@@ -201,8 +201,8 @@ Tensor TiledLinear::operator()(const Tensor& x) const {
   TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == inputs_ &&
                         x.scalar_type() == at::kFloat && x.is_contiguous(),
                     "[TiledLinear] x must be a dense [M, ", inputs_,
-                    "] of float32 but got ", x.sizes(), " of ",
-                    x.scalar_type(), ".");
+                    "] of float32 but got ", x.sizes(), " of ", x.scalar_type(),
+                    ".");
   const int64_t rows = x.size(0);
   Tensor out = at::empty({rows, outputs()}, x.options());
   multiply_tiles(matrix_, x.const_data_ptr<float>(), inputs_, rows,

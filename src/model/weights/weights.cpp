@@ -129,8 +129,7 @@ BlockType WeightSource::do_block_type(const WeightInfo& /*info*/) const {
 }
 
 void WeightSource::do_read_blocks(const WeightInfo& info, int64_t /*first*/,
-                                  int64_t /*count*/,
-                                  std::byte* /*out*/) const {
+                                  int64_t /*count*/, std::byte* /*out*/) const {
   TORCH_CHECK(false, "[WeightSource::read_blocks] ", in_quotes(info.name),
               " is not stored in blocks.");
 }

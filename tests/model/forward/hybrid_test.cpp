@@ -58,9 +58,8 @@ TEST_P(HybridTest, ChunksOfAnySizeGiveTheStatelessBits) {
   const Ids ids = some_ids(40);
   for (const Running& running : kRunnings) {
     SCOPED_TRACE(running.name);
-    const auto of =
-        random_model(hybrid_config(), running.dtype, model::ForwardKind::kAuto,
-                     running.packing);
+    const auto of = random_model(hybrid_config(), running.dtype,
+                                 model::ForwardKind::kAuto, running.packing);
     EXPECT_TRUE(of->row_exact(Role::kDecode));
     const Tensor alone = all_logits(*of, ids, Kind::kNone, 0);
     const Ids chunks =
@@ -145,9 +144,8 @@ TEST_P(HybridTest, ACheckpointAtAnyTokenContinuesTheColdRun) {
 TEST_P(HybridTest, MemoryIsTheStatesAndConvolutionInputs) {
   for (const Running& running : kRunnings) {
     SCOPED_TRACE(running.name);
-    const auto of =
-        random_model(hybrid_config(), running.dtype, model::ForwardKind::kAuto,
-                     running.packing);
+    const auto of = random_model(hybrid_config(), running.dtype,
+                                 model::ForwardKind::kAuto, running.packing);
     const auto cache = make(*of, 1, 24);
     feed(*of, *cache, some_ids(2), {2});
     const MemoryReport report = cache->memory();

@@ -143,8 +143,7 @@ TEST(PackedWeights, FamiliesAreCloseToFloat32) {
     const auto exact = load_tiny(name);
     const auto packed = load_tiny(name, at::kFloat, WeightPacking::kAuto);
     const Tensor wanted = all_logits(*exact, tokens, Kind::kNone, 0);
-    const Tensor found =
-        all_logits(*packed, tokens, Kind::kPreallocated, 3);
+    const Tensor found = all_logits(*packed, tokens, Kind::kPreallocated, 3);
     EXPECT_LT((found - wanted).abs().max().item<double>(), kTolerance);
     EXPECT_LT(packed->weight_bytes(), exact->weight_bytes());
   }
@@ -152,9 +151,9 @@ TEST(PackedWeights, FamiliesAreCloseToFloat32) {
 
 // A window and its graph replay the bits of the stateless forward.
 TEST(PackedWeights, AStaticWindowGivesTheSameBits) {
-  const auto model = random_model(hybrid_config(), at::kBFloat16,
-                                  model::ForwardKind::kAuto,
-                                  WeightPacking::kQ4);
+  const auto model =
+      random_model(hybrid_config(), at::kBFloat16, model::ForwardKind::kAuto,
+                   WeightPacking::kQ4);
   const Ids tokens = {1, 9, 4, 60, 33, 2, 17};
   const Tensor wanted = all_logits(*model, tokens, Kind::kNone, 0);
   WindowCache cache(model->cache_spec(1, 32));
@@ -170,9 +169,9 @@ TEST(PackedWeights, ChoicesThatDoNotFitAreRefused) {
                              model::ForwardKind::kOps, WeightPacking::kQ8);
               }),
               HasSubstr("packed weights must run on the CPU"));
-  const auto model = random_model(hybrid_config(), at::kBFloat16,
-                                  model::ForwardKind::kAuto,
-                                  WeightPacking::kQ8);
+  const auto model =
+      random_model(hybrid_config(), at::kBFloat16, model::ForwardKind::kAuto,
+                   WeightPacking::kQ8);
   CacheSpec spec = model->cache_spec(1, 8);
   spec.conv_dtype.reset();
   EXPECT_THAT(error_text([&] { model->check_cache(spec); }),

@@ -1,7 +1,8 @@
 // row_exact_test.cpp - the bits of a row hang on nothing but its own inputs.
 //
-// float32, bfloat16 and packed weights: caches against the stateless forward, any chunking, a
-// row alone against the same row among others, dead tokens, thread counts.
+// float32, bfloat16 and packed weights: caches against the stateless forward,
+// any chunking, a row alone against the same row among others, dead tokens,
+// thread counts.
 #include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>

@@ -130,7 +130,8 @@ TEST_F(TransformerTest, OtherTypesThanFloat32AndBfloat16AreRefused) {
               HasSubstr("dtype must be float32 or bfloat16 but got Half"));
 }
 
-// float16 and quantised files run in bfloat16, where the CPU packs it.
+// float16 files run in bfloat16, where the CPU packs it; quantised ones as they
+// are.
 TEST_F(TransformerTest, AutoTypeIsTheFilesOwn) {
   const at::ScalarType narrow =
       model::PackedLinear::packs(at::kBFloat16) ? at::kBFloat16 : at::kFloat;
@@ -140,7 +141,9 @@ TEST_F(TransformerTest, AutoTypeIsTheFilesOwn) {
   EXPECT_EQ(automatic("llama"), at::kFloat);
   EXPECT_EQ(automatic("llama_rope3"), narrow);
   EXPECT_EQ(automatic("llama_bias"), narrow);
-  EXPECT_EQ(automatic("llama/model-q8_0.gguf"), narrow);
+  const auto quantised = model::load_model(data_path("llama/model-q8_0.gguf"));
+  EXPECT_EQ(quantised->packing(), model::WeightPacking::kAuto);
+  EXPECT_EQ(quantised->dtype(), at::kBFloat16);
 }
 
 TEST_F(TransformerTest, LoadingReportsItsProgress) {

@@ -99,8 +99,8 @@ TEST_P(TileKernelsTest, WhatIsNoNumberStaysInItsRow) {
 
 TEST_P(TileKernelsTest, TinyAndHugeActivationsAreNoSpecialCase) {
   const TiledLinear linear(weight, {}, std::get<1>(GetParam()).packing);
-  EXPECT_TRUE(at::equal(linear(at::zeros_like(x)),
-                        at::zeros({61, linear.outputs()})));
+  EXPECT_TRUE(
+      at::equal(linear(at::zeros_like(x)), at::zeros({61, linear.outputs()})));
   EXPECT_TRUE(at::equal(linear(x * 1e-40), at::zeros({61, linear.outputs()})));
   const Tensor plain = linear(x);
   for (const double factor : {0x1p-60, 0x1p60}) {
@@ -132,8 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
       const Shape& shape = std::get<1>(info.param);
       return std::string(kernels::name(std::get<0>(info.param))) +
              (shape.packing == WeightPacking::kQ4 ? "_q4_" : "_q8_") +
-             std::to_string(shape.outputs) + "x" +
-             std::to_string(shape.inputs);
+             std::to_string(shape.outputs) + "x" + std::to_string(shape.inputs);
     });
 
 }  // namespace

@@ -43,7 +43,9 @@ class Blocks final : public model::WeightSource {
     add(std::move(info));
     stored_.emplace(name, std::move(stored));
   }
-  Tensor values(const std::string& name) const { return read(name, at::kFloat); }
+  Tensor values(const std::string& name) const {
+    return read(name, at::kFloat);
+  }
   void release_pages() const noexcept override {}
 
  private:
@@ -106,8 +108,8 @@ double worst_of_groups(const Tensor& found, const Tensor& wanted) {
 }
 
 TEST(Tiles, BlocksKeepTheirValues) {
-  for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0,
-                               GGML_TYPE_Q5_0}) {
+  for (const ggml_type type :
+       {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0}) {
     SCOPED_TRACE(ggml_type_name(type));
     Blocks source;
     source.put("w", type, random({37, 96}, 1));
@@ -126,9 +128,9 @@ TEST(Tiles, BlocksKeepTheirValues) {
 }
 
 TEST(Tiles, KQuantsAreRoundedToMoreBitsThanTheyHave) {
-  for (const ggml_type type : {GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K,
-                               GGML_TYPE_Q5_K, GGML_TYPE_Q6_K,
-                               GGML_TYPE_Q5_1}) {
+  for (const ggml_type type :
+       {GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
+        GGML_TYPE_Q6_K, GGML_TYPE_Q5_1}) {
     SCOPED_TRACE(ggml_type_name(type));
     Blocks source;
     source.put("w", type, random({5, 512}, 2));
