@@ -114,10 +114,11 @@ std::vector<Variant> variants() {
 
 INSTANTIATE_TEST_SUITE_P(All, PeftNumbersTest, ::testing::ValuesIn(variants()));
 
-class AdapterRowsTest : public ::testing::TestWithParam<at::ScalarType> {
+class AdapterRowsTest : public ::testing::TestWithParam<Running> {
  protected:
   const std::shared_ptr<const Transformer> base =
-      random_model(hybrid_config(), GetParam());
+      random_model(hybrid_config(), GetParam().dtype, ForwardKind::kAuto,
+                   GetParam().packing);
   const std::shared_ptr<const Transformer> model =
       base->with_adapters({random_adapter(base->config(), "a", 3),
                            random_adapter(base->config(), "b", 18)});
@@ -183,11 +184,9 @@ TEST_P(AdapterRowsTest, PaddedRowsAreTheRowsAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, AdapterRowsTest,
-                         ::testing::Values(at::kFloat, at::kBFloat16),
-                         [](const auto& info) {
-                           return std::string(c10::toString(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, AdapterRowsTest, ::testing::ValuesIn(kRunnings),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // By operators: the same meaning, sums in another order.
 TEST(AdapterOpsTest, RowsBeginningsAndPaddingAreThoseOfThePackedForward) {

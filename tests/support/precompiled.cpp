@@ -1,0 +1,1 @@
+// tests/support/precompiled.cpp - where precompiled.h is compiled.
