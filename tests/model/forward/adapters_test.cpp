@@ -184,9 +184,10 @@ TEST_P(AdapterRowsTest, PaddedRowsAreTheRowsAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Dtypes, AdapterRowsTest, ::testing::ValuesIn(kRunnings),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Dtypes, AdapterRowsTest,
+                         ::testing::ValuesIn(kRunnings), [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
 
 // By operators: the same meaning, sums in another order.
 TEST(AdapterOpsTest, RowsBeginningsAndPaddingAreThoseOfThePackedForward) {
