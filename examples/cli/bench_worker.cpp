@@ -124,7 +124,9 @@ class Worker {
     json["ready"] = true;
     json["load_ms"] = engine_.load_ms;
     json["dtype"] =
-        engine_.model->dtype() == at::kFloat ? "float32" : "bfloat16";
+        engine_.model->packing() != model::WeightPacking::kNone ? "packed"
+        : engine_.model->dtype() == at::kFloat                  ? "float32"
+                                                                : "bfloat16";
     json["threads"] = thread_count();
     json["weight_bytes"] = engine_.model->weight_bytes();
     json["kv_bytes_per_token"] = kv_bytes_per_token();
