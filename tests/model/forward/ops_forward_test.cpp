@@ -151,8 +151,8 @@ struct Bare {
   explicit Bare(const std::string& name) {
     model::OpenedModel opened = model::open_model(data_path(name));
     config = opened.config;
-    decoder = model::make_ops_decoder(
-        {config, std::move(opened.weights), at::kFloat, at::kCPU, options});
+    decoder = model::make_ops_decoder({config, std::move(opened.weights),
+                                       at::kFloat, false, at::kCPU, options});
   }
   Tensor run(const Tensor& ids, const Tensor& positions, const Tensor& limits,
              bool all = true) const {
