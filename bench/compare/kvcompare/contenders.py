@@ -28,6 +28,8 @@ class Contender:
         return self.peer == "kvcache"
 
     def request(self, request: dict) -> dict:
+        if self.ours:  # its answers always have tokens and log-probabilities
+            request = {key: value for key, value in request.items() if key != "check"}
         return request | ({"cache": self.cache} if self.cache else {})
 
 
