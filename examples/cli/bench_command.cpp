@@ -66,6 +66,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
       engine.model->dtype() == at::kFloat ? "float32" : "bfloat16";
   const std::string kind(
       model::to_string(options.model.cache_kind(*engine.model)));
+  const bool int8 = options.model.kv_storage() == KvFormat::kInt8;
   if (options.json) {
     Json json;
     json["decode_tokens_per_second"] = speed.decode;
@@ -74,6 +75,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
     json["decoded"] = options.decode;
     json["dtype"] = dtype;
     json["cache"] = kind;
+    json["kv_format"] = int8 ? "int8" : dtype;
     json["threads"] = thread_count();
     json["weight_bytes"] = engine.model->weight_bytes();
     json["load_ms"] = engine.load_ms;
@@ -86,7 +88,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
                 "%6lld tokens: prefill %8.1f tok/s, decode %7.1f tok/s (%s, "
                 "%s)\n",
                 static_cast<long long>(length), speed.prefill, speed.decode,
-                dtype.c_str(), kind.c_str());
+                dtype.c_str(), (kind + (int8 ? ", K/V in int8" : "")).c_str());
   write_out(line);
 }
 

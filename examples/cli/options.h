@@ -22,6 +22,7 @@ struct ModelOptions {
   std::optional<int> threads;
   std::string device = "cpu";
   std::string cache;  // empty: what suits the model
+  std::string kv_format = "auto";
   std::optional<int64_t> context;
   int64_t chunk = 256;
   std::string graph = "auto";  // of a window cache
@@ -30,6 +31,7 @@ struct ModelOptions {
   // What the words stand for; throw UsageError for one that does not exist.
   std::optional<at::ScalarType> scalar_type() const;  // empty: auto
   at::Device torch_device() const;  // this program has its part for it
+  KvFormat kv_storage() const;
   model::CacheKind cache_kind(const model::LanguageModel& model) const;
   bool is_window() const;
   // All of the above, and that the numbers are in range.
@@ -38,6 +40,7 @@ struct ModelOptions {
  private:
   std::optional<model::CacheKind> given_kind() const;
   void check_graphs() const;
+  void check_kv_format() const;
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);

@@ -52,7 +52,8 @@ void run(const Options& options) {
                           {.kind = options.model.cache_kind(*engine.model),
                            .split = options.split,
                            .chunk = options.model.chunk,
-                           .new_tokens = options.new_tokens});
+                           .new_tokens = options.new_tokens,
+                           .kv_format = options.model.kv_storage()});
   progress.clear();
   const bool same = report.first_difference.empty();
   if (options.json) {

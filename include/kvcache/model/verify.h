@@ -18,7 +18,8 @@ struct VerifyOptions {
   // to a chunk where the model is not row-exact.
   std::optional<int64_t> split = {};
   int64_t chunk = 256;
-  int64_t new_tokens = 16;  // greedy, on both sides
+  int64_t new_tokens = 16;                // greedy, on both sides
+  KvFormat kv_format = KvFormat::kPlain;  // of both caches
 };
 
 struct VerifyReport {

@@ -8,6 +8,7 @@
 
 #include "kvcache/model/mapped_file.h"
 #include "src/kernels/cpu_level.h"
+#include "src/kv_format.h"
 #include "src/model/reuse/digest.h"
 
 namespace kvcache::model {
@@ -54,7 +55,8 @@ std::string fingerprint(const fs::path& folder,
 
 }  // namespace
 
-CheckpointIdentity identity_of(const fs::path& path, const Transformer& model) {
+CheckpointIdentity identity_of(const fs::path& path, const Transformer& model,
+                               KvFormat kv_format) {
   const ModelConfig& config = model.config();
   const bool folder = fs::is_directory(path);
   CheckpointIdentity identity;
@@ -68,6 +70,9 @@ CheckpointIdentity identity_of(const fs::path& path, const Transformer& model) {
       folder ? fingerprint(path, {"tokenizer.json", "tokenizer.model"})
              : identity["weights"];
   identity["dtype"] = c10::str(model.dtype());
+  if (kv_format != KvFormat::kPlain) {
+    identity["dtype"] += std::string(", K/V in ") + format_text(kv_format);
+  }
   identity["arithmetic"] =
       model.forward_kind() == ForwardKind::kPackedCpu
           ? c10::str("packed, ", kernels::name(kernels::cpu_level()))
