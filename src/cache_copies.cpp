@@ -148,21 +148,26 @@ void Cache::import_kv(std::span<const KvTensors> layers,
     check_import(layers[i], impl.spec, i, lengths);
   }
   at::NoGradGuard no_grad;
-  for (const int64_t row : Impl::longest_first(lengths)) {
-    Checkpoint one{.length = lengths[row],
-                   .first_layer = impl.spec.first_layer,
-                   .layers = impl.spec.layers,
-                   .dtype = impl.spec.dtype,
-                   .format = impl.spec.kv_format};
+  std::vector<Checkpoint> rows(lengths.size());  // all that can fail, first
+  for (size_t row = 0; row < rows.size(); ++row) {
+    Checkpoint& one = rows[row];
+    one = {.length = lengths[row],
+           .first_layer = impl.spec.first_layer,
+           .layers = impl.spec.layers,
+           .dtype = impl.spec.dtype,
+           .format = impl.spec.kv_format};
     const auto stored = [&](const Tensor& plain) {
-      const Tensor part = plain.select(0, row).narrow(1, 0, one.length);
+      const Tensor part =
+          plain.select(0, static_cast<int64_t>(row)).narrow(1, 0, one.length);
       return one.format == KvFormat::kPlain ? part : quantised(part);
     };
     for (const KvTensors& pair : layers) {
       one.kv.push_back({stored(pair.k), stored(pair.v)});
       one.first.push_back(0);
     }
-    restore(one, row);
+  }
+  for (const int64_t row : Impl::longest_first(lengths)) {
+    restore(rows[static_cast<size_t>(row)], row);
   }
 }
 
