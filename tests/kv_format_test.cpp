@@ -120,8 +120,9 @@ TEST(KvFormat, K53AnySplitOfTheTokensGivesTheSameBytes) {
   const Tokens all = some_tokens(40);
   PreallocatedCache whole(int8_spec());
   feed(whole, all);
-  for (const std::vector<int64_t>& steps :
-       {std::vector<int64_t>(40, 1), std::vector<int64_t>(5, 8), {3, 37}}) {
+  const std::vector<std::vector<int64_t>> splits = {
+      std::vector<int64_t>(40, 1), std::vector<int64_t>(5, 8), {3, 37}};
+  for (const std::vector<int64_t>& steps : splits) {
     PreallocatedCache cache(int8_spec());
     int64_t first = 0;
     for (const int64_t count : steps) {

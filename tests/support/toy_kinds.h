@@ -1,5 +1,5 @@
 // support/toy_kinds.h - the kinds of cache that the contract suite runs on. A
-// new kind adds an entry to kinds().
+// new kind adds an entry to plain_kinds().
 #pragma once
 
 #include <ATen/core/grad_mode.h>
