@@ -45,8 +45,8 @@ template <typename F>
 void on_team(const F& f) {
   const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   if (threads == 1) return f(Member{});
-  Barrier barrier;
 #ifdef _OPENMP
+  Barrier barrier;
 #pragma omp parallel num_threads(threads)
   f(Member{&barrier, omp_get_thread_num(), omp_get_num_threads()});
 #else
