@@ -1,3 +1,11 @@
+# kvcache_cached_precompile(target) - what ccache asks of GCC for sources with
+# precompiled headers.
+function(kvcache_cached_precompile target)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endif()
+endfunction()
+
 # kvcache_precompile(target) - LibTorch's headers once for all sources of a
 # target, in builds with sanitizers: nothing else compiles from scratch as often.
 # Elsewhere each source is compiled as it stands, so that a header that it lacks
@@ -10,7 +18,5 @@ function(kvcache_precompile target)
   target_precompile_headers(${target} PRIVATE
     <ATen/Parallel.h> <ATen/core/Tensor.h> <c10/util/Exception.h> <c10/util/StringUtil.h>
     <algorithm> <map> <memory> <optional> <string> <unordered_map> <vector>)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -fpch-preprocess)  # for ccache
-  endif()
+  kvcache_cached_precompile(${target})
 endfunction()

@@ -65,10 +65,7 @@ Speed measure(const Options& options, const Engine& engine, int64_t length) {
 
 void write_speed(const Options& options, const Engine& engine, int64_t length,
                  const Speed& speed) {
-  const std::string dtype =
-      engine.model->packing() != model::WeightPacking::kNone ? "packed"
-      : engine.model->dtype() == at::kFloat                  ? "float32"
-                                                             : "bfloat16";
+  const std::string dtype = dtype_name(*engine.model);
   const std::string kind(
       model::to_string(options.model.cache_kind(*engine.model)));
   if (options.json) {

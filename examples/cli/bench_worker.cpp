@@ -123,10 +123,7 @@ class Worker {
     Json json;
     json["ready"] = true;
     json["load_ms"] = engine_.load_ms;
-    json["dtype"] = engine_.model->packing() != model::WeightPacking::kNone
-                        ? "packed"
-                    : engine_.model->dtype() == at::kFloat ? "float32"
-                                                           : "bfloat16";
+    json["dtype"] = dtype_name(*engine_.model);
     json["threads"] = thread_count();
     json["weight_bytes"] = engine_.model->weight_bytes();
     json["kv_bytes_per_token"] = kv_bytes_per_token();

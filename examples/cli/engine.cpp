@@ -152,6 +152,11 @@ std::unique_ptr<Cache> cache_for(const Engine& engine,
                            {.capacity = options.context.value_or(needed)});
 }
 
+std::string dtype_name(const model::Transformer& model) {
+  if (model.packing() != model::WeightPacking::kNone) return "packed";
+  return model.dtype() == at::kFloat ? "float32" : "bfloat16";
+}
+
 model::GenerateOptions generate_options(const Engine& engine,
                                         const ModelOptions& model,
                                         const TextOptions& text) {

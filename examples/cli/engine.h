@@ -19,6 +19,8 @@ using Json = nlohmann::ordered_json;  // keys in a fixed order
 
 // Resident memory at its highest, bytes.
 int64_t peak_rss_bytes();
+// What `model` runs in, as --dtype spells it.
+std::string dtype_name(const model::Transformer& model);
 
 int thread_count();
 

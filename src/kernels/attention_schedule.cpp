@@ -7,42 +7,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "kernels/cpu_level.h"
+#include "kernels/scratch_buffer.h"
 
 namespace kvcache::kernels {
 namespace {
 
-// Grows and never shrinks, so that a steady decode allocates nothing.
-class Buffer {
- public:
-  void* at_least(size_t bytes) {
-    if (bytes > bytes_) {
-      const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
-      data_.reset();
-      bytes_ = 0;
-      data_.reset(std::aligned_alloc(kPage, rounded));
-      if (data_ == nullptr) throw std::bad_alloc();
-      bytes_ = rounded;
-    }
-    return data_.get();
-  }
-
- private:
-  static constexpr size_t kPage = 4096;
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, Free> data_;
-  size_t bytes_ = 0;
-};
-
 void* thread_scratch(int64_t bytes) {
-  static thread_local Buffer buffer;
+  static thread_local ScratchBuffer buffer;
   return buffer.at_least(static_cast<size_t>(bytes));
 }
 
@@ -160,7 +134,7 @@ class KeySplit {
   std::vector<KeyTask> tasks_;
   std::vector<HeadParts> heads_;
   int64_t heads_used_ = 0;
-  Buffer buffer_;
+  ScratchBuffer buffer_;
 };
 
 void KeySplit::add_row(const AttentionCall& call, KeySpan seen) {

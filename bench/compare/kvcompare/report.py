@@ -201,15 +201,20 @@ def markdown(results: dict) -> str:
 # --- plots ------------------------------------------------------------------
 
 
-def decode_series(results: dict, threads: int) -> dict:
+def speed_series(results: dict, threads: int, workload: str, x: str) -> dict:
+    """Tokens per second of decode against `x` of a block."""
     series = {}
-    for block in blocks_of(results, "W1"):
+    for block in blocks_of(results, workload):
         if block["threads"] == threads:
             for name, entry in block["entries"].items():
                 if "decode" in entry:
-                    point = (block["context"], entry["decode"]["median"])
+                    point = (block[x], entry["decode"]["median"])
                     series.setdefault(name, []).append(point)
     return series
+
+
+def decode_series(results: dict, threads: int) -> dict:
+    return speed_series(results, threads, "W1", "context")
 
 
 def curve_series(results: dict, threads: int) -> dict:
@@ -243,14 +248,7 @@ def first_token_series(results: dict, threads: int) -> dict:
 
 
 def slot_series(results: dict, threads: int) -> dict:
-    series = {}
-    for block in blocks_of(results, "W4"):
-        if block["threads"] == threads:
-            for name, entry in block["entries"].items():
-                if "decode" in entry:
-                    point = (block["slots"], entry["decode"]["median"])
-                    series.setdefault(name, []).append(point)
-    return series
+    return speed_series(results, threads, "W4", "slots")
 
 
 PLOTS = {

@@ -43,7 +43,7 @@ def lengths(runner: Runner, threads: int, contenders, workload: str, context: in
 
 
 def finish(runner: Runner, threads: int, contenders, block: dict, request: dict) -> None:
-    exact = runner.reference(threads, {k: v for k, v in request.items() if k != "check"})
+    exact = runner.reference(threads, request)
     for contender in contenders:
         summarise(runner, contender, block)
         compare_with(exact, block["entries"][contender.name])

@@ -20,14 +20,6 @@ Tensor head_view(const Tensor& from, const TokenSpans& tokens, int64_t first,
                          {tokens.per_row * width, head_dim, width, 1}, first);
 }
 
-// `x` through a linear, and what the adapters of its tokens add.
-Tensor run_linear(const Linear& linear, const Pass& pass, int64_t layer,
-                  LinearPlace place, const Tensor& x) {
-  Tensor y = linear(x);
-  if (pass.adapters != nullptr) pass.adapters->add(layer, place, x, y);
-  return y;
-}
-
 }  // namespace
 
 Tensor Pass::scratch(int64_t width, at::ScalarType dtype) const {
@@ -58,7 +50,7 @@ Pass::Pass(const ModelConfig& config, std::span<const float> frequencies,
   k = head_view(kept, tokens, q_size, config.kv_heads, config.head_dim);
   v = head_view(kept, tokens, q_size + kv_size, config.kv_heads,
                 config.head_dim);
-  if (tokens.count() != normed.size(0) || config.output_gate || !same) {
+  if (tokens.count() != normed.size(0) || config.output_gate) {
     attended = scratch(q_size);
   }
   activated = scratch(config.intermediate_size);

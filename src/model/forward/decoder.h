@@ -69,9 +69,11 @@ struct DecoderParts {
   const ModelConfig& config;
   std::shared_ptr<const WeightSource> source;
   at::ScalarType dtype;  // of K and V; of all if weights do not stay packed
-  bool packed;           // weights stay quantised
+  WeightPacking packing;
   at::Device device;
   const LoadOptions& options;
+
+  bool packed() const { return packing != WeightPacking::kNone; }
 };
 
 std::unique_ptr<Decoder> make_packed_decoder(const DecoderParts& parts);

@@ -15,23 +15,6 @@ Tensor floats(at::IntArrayRef shape) {
   return at::empty(shape, at::TensorOptions(at::kFloat));
 }
 
-int64_t groups_of(int64_t width) {
-  return (width + kTileInputs - 1) / kTileInputs;
-}
-
-// The columns of `linear` that are a member's.
-struct Columns {
-  int64_t first_block, last_block;  // of 16
-  int64_t first, count;
-};
-
-Columns columns_of(const TileMatrix& matrix, const Member& member) {
-  const int64_t first = member.first(matrix.blocks());
-  const int64_t last = member.last(matrix.blocks());
-  const int64_t end = std::min(last * kTileOutputs, matrix.outputs);
-  return {first, last, first * kTileOutputs, end - first * kTileOutputs};
-}
-
 // Rows for each thread that may become a member, as large as the widest linear
 // needs.
 std::span<RowBuffer> member_buffers(std::span<const Layer> layers,
@@ -66,7 +49,7 @@ FusedLayers::FusedLayers(Pass& pass, std::span<const Layer> layers)
       tokens_(pass.tokens.count()),
       width_(pass.hidden.size(1)),
       delta_(floats({tokens_, width_})),
-      normed_(floats({at::get_num_threads(), tokens_, width_})),
+      normed_(floats({at::get_num_threads(), width_})),
       buffers_(member_buffers(layers, tokens_)) {}
 
 void FusedLayers::run(int64_t first) {
@@ -104,48 +87,47 @@ void FusedLayers::region(const Layer* before, const Layer* after) {
   });
 }
 
-TileRows FusedLayers::quantise(const Tensor& x, const Member& member) {
-  const int64_t width = x.size(1);
+template <typename F>
+TileRows FusedLayers::share_rows(int64_t width, const Member& member,
+                                 const F& fill) {
   const bool alone = tokens_ == 1;
-  const TileRows rows =
-      buffers_[alone ? static_cast<size_t>(member.index) : 0].rows(
-          tokens_, groups_of(width));
-  const auto* from = x.const_data_ptr<float>();
+  const auto buffer = static_cast<size_t>(alone ? member.index : 0);
+  const TileRows rows = buffers_[buffer].rows(tokens_, tile_groups(width));
   const int64_t last = alone ? 1 : member.last(tokens_);
   for (int64_t i = alone ? 0 : member.first(tokens_); i < last; ++i) {
-    kernels_.quantise(from + i * width, width, rows, i);
+    fill(rows, i);
   }
   if (!alone) member.meet();
   return rows;
 }
 
+TileRows FusedLayers::quantise(const Tensor& x, const Member& member) {
+  const int64_t width = x.size(1);
+  const auto* from = x.const_data_ptr<float>();
+  return share_rows(width, member, [&](const TileRows& rows, int64_t i) {
+    kernels_.quantise(from + i * width, width, rows, i);
+  });
+}
+
 TileRows FusedLayers::normalise(const Normalisation& norm,
                                 const Member& member) {
-  const bool alone = tokens_ == 1;
-  const Tensor& hidden = pass_.hidden;
-  const auto at = static_cast<size_t>(alone ? member.index : 0);
-  const TileRows rows = buffers_[at].rows(tokens_, groups_of(width_));
-  float* normed =
-      data_of<float>(normed_) + static_cast<int64_t>(at) * tokens_ * width_;
   const NormParameters parameters = norm.parameters();
-  const int64_t last = alone ? 1 : member.last(tokens_);
-  for (int64_t i = alone ? 0 : member.first(tokens_); i < last; ++i) {
-    loops_.add_norm(normed + i * width_, data_of<float>(hidden) + i * width_,
-                    nullptr, parameters, width_);
-    kernels_.quantise(normed + i * width_, width_, rows, i);
-  }
-  if (!alone) member.meet();
-  return rows;
+  auto* hidden = data_of<float>(pass_.hidden);
+  float* normed = data_of<float>(normed_) + member.index * width_;
+  return share_rows(width_, member, [&](const TileRows& rows, int64_t i) {
+    loops_.add_norm(normed, hidden + i * width_, nullptr, parameters, width_);
+    kernels_.quantise(normed, width_, rows, i);
+  });
 }
 
 TileRows FusedLayers::activate(const FeedForward& layer, const Member& member) {
   const int64_t width = layer.down().tiles()->inputs();
   const int64_t stride = up_.size(1);
-  const TileRows rows = buffers_[0].rows(tokens_, groups_of(width));
-  const int64_t group = member.first(groups_of(width));
+  const TileRows rows = buffers_[0].rows(tokens_, tile_groups(width));
+  const int64_t group = member.first(tile_groups(width));
   const int64_t first = group * kTileInputs;
   const int64_t end =
-      std::min(width, member.last(groups_of(width)) * kTileInputs);
+      std::min(width, member.last(tile_groups(width)) * kTileInputs);
   if (first < end) {
     const auto activation = layer.loop<float>();
     const TileRows mine{rows.rows, rows.q + group * rows.rows * kTileInputs,
@@ -162,30 +144,34 @@ TileRows FusedLayers::activate(const FeedForward& layer, const Member& member) {
   return rows;
 }
 
-void FusedLayers::multiply(const Linear& linear, const TileRows& x,
-                           const Tensor& out, const Member& member) const {
+FusedLayers::Columns FusedLayers::multiply(const Linear& linear,
+                                           const TileRows& x, const Tensor& out,
+                                           const Member& member) const {
   const TiledLinear& tiles = *linear.tiles();
-  const Columns mine = columns_of(tiles.matrix(), member);
-  if (mine.count <= 0) return;
+  const int64_t first = member.first(tiles.matrix().blocks());
+  const int64_t last = member.last(tiles.matrix().blocks());
+  const int64_t width = tiles.outputs();
+  const Columns mine{first * kTileOutputs,
+                     std::min(last * kTileOutputs, width)};
+  if (mine.first >= mine.end) return {};
   float* to = data_of<float>(out);
-  kernels_.multiply(tiles.matrix(), x, to, tiles.outputs(), mine.first_block,
-                    mine.last_block);
-  if (!tiles.bias().defined()) return;
+  kernels_.multiply(tiles.matrix(), x, to, width, first, last);
+  if (!tiles.bias().defined()) return mine;
   const auto* bias = tiles.bias().const_data_ptr<float>();
   for (int64_t i = 0; i < tokens_; ++i) {
-    loops_.add(to + i * tiles.outputs() + mine.first, bias + mine.first,
-               mine.count);
+    loops_.add(to + i * width + mine.first, bias + mine.first,
+               mine.end - mine.first);
   }
+  return mine;
 }
 
 void FusedLayers::multiply_and_add(const Linear& linear, const TileRows& x,
                                    const Member& member) const {
-  multiply(linear, x, delta_, member);
-  const Columns mine = columns_of(linear.tiles()->matrix(), member);
-  for (int64_t i = 0; mine.count > 0 && i < tokens_; ++i) {
-    loops_.add(data_of<float>(pass_.hidden) + i * width_ + mine.first,
-               delta_.const_data_ptr<float>() + i * width_ + mine.first,
-               mine.count);
+  const Columns mine = multiply(linear, x, delta_, member);
+  for (int64_t i = 0; i < tokens_; ++i) {
+    const int64_t at = i * width_ + mine.first;
+    loops_.add(data_of<float>(pass_.hidden) + at,
+               delta_.const_data_ptr<float>() + at, mine.end - mine.first);
   }
 }
 

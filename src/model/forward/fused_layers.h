@@ -31,15 +31,21 @@ class FusedLayers {
 
  private:
   void region(const Layer* before, const Layer* after);
-  // Both return quantised rows. Those of one token each member works out for
-  // itself, which is faster than to meet; several are shared out.
+  // Quantised rows that fill(rows, token) writes one of. That of one token each
+  // member works out for itself, which is faster than to meet; several are
+  // shared out.
+  template <typename F>
+  TileRows share_rows(int64_t width, const Member& member, const F& fill);
   TileRows quantise(const Tensor& x, const Member& member);
   TileRows normalise(const Normalisation& norm, const Member& member);
   // What `down` reads, shared out by columns.
   TileRows activate(const FeedForward& layer, const Member& member);
-  // This member's columns of x W^T + bias into `out` [M, N].
-  void multiply(const Linear& linear, const TileRows& x, const Tensor& out,
-                const Member& member) const;
+  // This member's columns of x W^T + bias into `out` [M, N]; returns them.
+  struct Columns {
+    int64_t first = 0, end = 0;
+  };
+  Columns multiply(const Linear& linear, const TileRows& x, const Tensor& out,
+                   const Member& member) const;
   void multiply_and_add(const Linear& linear, const TileRows& x,
                         const Member& member) const;
 
@@ -50,7 +56,7 @@ class FusedLayers {
   int64_t tokens_, width_;        // M, hidden_size
   Tensor made_, mixed_;           // of mixers: [M, N] read, [M, K] written
   Tensor up_, delta_;             // [M, N], [M, hidden_size]
-  Tensor normed_;                 // [members, M, hidden_size]
+  Tensor normed_;                 // [members, hidden_size]
   std::span<RowBuffer> buffers_;  // of each member; the first is the shared one
 };
 

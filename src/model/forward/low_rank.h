@@ -110,4 +110,13 @@ class RowAdapters {
   Tensor on_;     // [B, T, 1] bool
 };
 
+// `x` through a linear of `pass`, and what the adapters of its tokens add.
+template <typename AnyLinear, typename AnyPass>
+Tensor run_linear(const AnyLinear& linear, const AnyPass& pass, int64_t layer,
+                  LinearPlace place, const Tensor& x) {
+  Tensor y = linear(x);
+  if (pass.adapters != nullptr) pass.adapters->add(layer, place, x, y);
+  return y;
+}
+
 }  // namespace kvcache::model

@@ -61,13 +61,6 @@ Tensor OpsLinear::operator()(const Tensor& x) const {
   return at::linear(x, weight_, bias_);
 }
 
-Tensor run_linear(const OpsLinear& linear, const OpsPass& pass, int64_t layer,
-                  LinearPlace place, const Tensor& x) {
-  Tensor y = linear(x);
-  if (pass.adapters != nullptr) pass.adapters->add(layer, place, x, y);
-  return y;
-}
-
 OpsNorm::OpsNorm(const ModelConfig& config, const NormWeights& weights,
                  at::Device device)
     : kind_(config.norm),

@@ -85,13 +85,6 @@ struct OpsPass {
   const RowAdapters* adapters = nullptr;  // null: of no row
 };
 
-// The linears of a layer, see src/model/forward/low_rank.h.
-enum class LinearPlace : uint8_t;
-
-// `x` through a linear, and what the adapters of its rows add.
-Tensor run_linear(const OpsLinear& linear, const OpsPass& pass, int64_t layer,
-                  LinearPlace place, const Tensor& x);
-
 // What lets a token see earlier ones.
 class OpsMixer {
  public:

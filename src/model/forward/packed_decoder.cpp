@@ -65,7 +65,10 @@ void trim_heap() {
 class Packer {
  public:
   Packer(Loader& loader, const DecoderParts& parts)
-      : loader_(loader), source_(*parts.source), options_(parts.options) {}
+      : loader_(loader),
+        source_(*parts.source),
+        packing_(parts.packing),
+        options_(parts.options) {}
 
   Linear operator()(LinearWeights weights) {
     Linear made = weights.rows.empty() ? dense(std::move(weights))
@@ -84,8 +87,7 @@ class Packer {
     return Linear(std::move(made));
   }
   TiledLinear tiles(const LinearWeights& weights) {
-    TiledLinear made(source_, weights.rows, weights.bias,
-                     options_.packing.value_or(WeightPacking::kAuto), arena_);
+    TiledLinear made(source_, weights.rows, weights.bias, packing_, arena_);
     tile_bytes_ += made.bytes();
     return made;
   }
@@ -105,6 +107,7 @@ class Packer {
 
   Loader& loader_;
   const WeightSource& source_;
+  WeightPacking packing_;
   const LoadOptions& options_;
   bool row_exact_ = true;
   TileArena arena_;
@@ -181,19 +184,19 @@ class PackedDecoder final : public Decoder {
 PackedDecoder::PackedDecoder(const DecoderParts& parts)
     : config_(parts.config),
       source_(parts.source),
-      arithmetic_{parts.packed ? at::kFloat : parts.dtype, parts.dtype,
-                  !parts.packed} {
+      arithmetic_{parts.packed() ? at::kFloat : parts.dtype, parts.dtype,
+                  !parts.packed()} {
   if (config_.positions == Positions::kRotary) {
     frequencies_ = inverse_frequencies(config_.rope);
   }
   const at::ScalarType dtype = arithmetic_.dtype;
-  if (parts.options.log && !parts.packed && !PackedLinear::packs(dtype)) {
+  if (parts.options.log && !parts.packed() && !PackedLinear::packs(dtype)) {
     parts.options.log(LogLevel::kWarning,
                       c10::str("this CPU cannot pack ", dtype,
                                " weights: long prompts will be slow; float32 "
                                "is faster here"));
   }
-  Loader loader(config_, *source_, dtype, parts.options, parts.packed);
+  Loader loader(config_, *source_, dtype, parts.options, parts.packed());
   Packer pack(loader, parts);
   head_ = pack(loader.head());  // the largest first, while little else is there
   for (int64_t i = 0; i < config_.layers; ++i) {

@@ -61,7 +61,7 @@ struct Pass {
   Tensor heads;      // [N, q | k | v], turned
   Tensor kept;       // the same in the dtype of K and V
   Tensor q, k, v;    // views of kept, [B, heads, T, head_dim]
-  Tensor attended;   // [N, query_size], where attend()'s result is not read
+  Tensor attended;   // [N, query_size], if there are rows too many, or gates
   Tensor activated;  // [N, intermediate_size]
 };
 

@@ -158,7 +158,7 @@ Transformer::Impl::Impl(ModelConfig of,
       " must have the matrices of q, k and v apart but has one of them and "
       "gates; use a model without gates.");
   const c10::InferenceMode inference;
-  const DecoderParts parts{config, source, dtype, is_packed(), device, options};
+  const DecoderParts parts{config, source, dtype, packing, device, options};
   decoder = kind == ForwardKind::kOps ? make_ops_decoder(parts)
                                       : make_packed_decoder(parts);
   source->release_pages();

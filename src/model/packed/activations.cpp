@@ -4,8 +4,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 
 #include "src/model/packed/tile_kernels.h"
 
@@ -18,21 +16,12 @@ constexpr int64_t kWorkOfThread = 64 * 1024;
 }  // namespace
 
 TileRows RowBuffer::rows(int64_t count, int64_t groups) {
-  constexpr size_t kLine = 64;
   const auto scales = static_cast<size_t>(count * groups);
   const size_t bytes =
       scales * (kTileInputs * sizeof(int16_t) + 2 * sizeof(float));
-  if (bytes > bytes_) {
-    const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
-    data_.reset();
-    bytes_ = 0;
-    data_.reset(std::aligned_alloc(kLine, rounded));
-    if (data_ == nullptr) throw std::bad_alloc();
-    bytes_ = rounded;
-  }
   TileRows made;
   made.rows = count;
-  made.q = static_cast<int16_t*>(data_.get());
+  made.q = static_cast<int16_t*>(memory_.at_least(bytes));
   made.scale = reinterpret_cast<float*>(
       made.q + scales * static_cast<size_t>(kTileInputs));
   made.offset = made.scale + scales;

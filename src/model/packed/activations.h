@@ -1,11 +1,9 @@
 // src/model/packed/activations.h - a product with tiles, on several threads.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 
+#include "src/kernels/scratch_buffer.h"
 #include "src/model/packed/tile_table.h"
 
 namespace kvcache::model {
@@ -19,11 +17,7 @@ class RowBuffer {
   TileRows rows(int64_t count, int64_t groups);
 
  private:
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, Free> data_;
-  size_t bytes_ = 0;
+  kernels::ScratchBuffer memory_;
 };
 
 // out[M, N] = x[M, inputs] W^T, dense, on at most at::get_num_threads()

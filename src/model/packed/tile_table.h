@@ -43,6 +43,10 @@ constexpr int64_t tile_bytes(TileFormat format) {
          (format == TileFormat::kQ4 ? 2 : 1) * kScaleBytes;
 }
 
+constexpr int64_t tile_groups(int64_t inputs) {
+  return (inputs + kTileInputs - 1) / kTileInputs;
+}
+
 // All tiles of a linear: those of 16 outputs follow each other, [N / 16, K /
 // 32], both rounded up; what is too many is zero.
 struct TileMatrix {

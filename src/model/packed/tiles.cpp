@@ -22,10 +22,6 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // What kernels ask for ahead of time lies behind the last tile.
 constexpr size_t kBehind = 8192;
 
-int64_t groups_of(int64_t inputs) {
-  return (inputs + kTileInputs - 1) / kTileInputs;
-}
-
 // Where the rows of a linear come from.
 class RowReader {
  public:
@@ -107,10 +103,6 @@ TileFormat rounded_format(WeightPacking packing) {
   return packing == WeightPacking::kQ4 ? TileFormat::kQ4 : TileFormat::kQ8;
 }
 
-void add_bias(const Tensor& out, const Tensor& bias) {
-  if (bias.defined()) out.add_(bias);
-}
-
 }  // namespace
 
 TileMemory::TileMemory(size_t bytes)
@@ -184,7 +176,7 @@ uint8_t* TiledLinear::make(int64_t outputs, int64_t inputs, TileFormat format,
                            TileArena& arena) {
   inputs_ = inputs;
   matrix_.outputs = outputs;
-  matrix_.groups = groups_of(inputs);
+  matrix_.groups = tile_groups(inputs);
   matrix_.format = format;
   const TileArena::Piece piece = arena.take(bytes());
   memory_ = piece.memory;
@@ -207,7 +199,7 @@ Tensor TiledLinear::operator()(const Tensor& x) const {
   Tensor out = at::empty({rows, outputs()}, x.options());
   multiply_tiles(matrix_, x.const_data_ptr<float>(), inputs_, rows,
                  out.mutable_data_ptr<float>());
-  add_bias(out, bias_);
+  if (bias_.defined()) out.add_(bias_);
   return out;
 }
 
@@ -218,8 +210,7 @@ Tensor TiledLinear::dequantised() const {
     return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
   };
   for (int64_t n = 0; n < outputs(); ++n) {
-    for (int64_t k = 0; k < inputs_; ++k) {
-      if (k % kTileInputs != 0) continue;
+    for (int64_t k = 0; k < inputs_; k += kTileInputs) {
       const TileGroup group = read_group(matrix_, n, k / kTileInputs);
       const int64_t end = std::min(kTileInputs, inputs_ - k);
       for (int64_t i = 0; i < end; ++i) {

@@ -33,21 +33,6 @@ c10::ScalarType dtype_of(const GgufTensor& tensor) {
   }
 }
 
-BlockType block_type_of(int type) {
-  switch (type) {
-    case GGML_TYPE_Q4_0:
-      return BlockType::kQ4_0;
-    case GGML_TYPE_Q4_1:
-      return BlockType::kQ4_1;
-    case GGML_TYPE_Q5_0:
-      return BlockType::kQ5_0;
-    case GGML_TYPE_Q8_0:
-      return BlockType::kQ8_0;
-    default:
-      return BlockType::kNone;
-  }
-}
-
 // Converters swap the two axes of a grid of rows (or values, or columns): the
 // block (a, b) of [outer, inner] lies at (b, a) in the file. Grids follow each
 // other from `first` on.
@@ -273,6 +258,21 @@ class GgufWeights : public WeightSource {
 };
 
 }  // namespace
+
+BlockType block_type_of(int type) {
+  switch (type) {
+    case GGML_TYPE_Q4_0:
+      return BlockType::kQ4_0;
+    case GGML_TYPE_Q4_1:
+      return BlockType::kQ4_1;
+    case GGML_TYPE_Q5_0:
+      return BlockType::kQ5_0;
+    case GGML_TYPE_Q8_0:
+      return BlockType::kQ8_0;
+    default:
+      return BlockType::kNone;
+  }
+}
 
 std::unique_ptr<WeightSource> open_gguf(std::shared_ptr<const GgufFile> file,
                                         const ModelConfig& config,

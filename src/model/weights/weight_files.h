@@ -9,6 +9,9 @@
 
 namespace kvcache::model {
 
+// Of a ggml_type.
+BlockType block_type_of(int type);
+
 // Both tell the log what they leave out.
 std::unique_ptr<WeightSource> open_safetensors(
     const std::filesystem::path& folder, const ModelConfig& config,

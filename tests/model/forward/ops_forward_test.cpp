@@ -152,7 +152,8 @@ struct Bare {
     model::OpenedModel opened = model::open_model(data_path(name));
     config = opened.config;
     decoder = model::make_ops_decoder({config, std::move(opened.weights),
-                                       at::kFloat, false, at::kCPU, options});
+                                       at::kFloat, model::WeightPacking::kNone,
+                                       at::kCPU, options});
   }
   Tensor run(const Tensor& ids, const Tensor& positions, const Tensor& limits,
              bool all = true) const {

@@ -16,6 +16,7 @@
 
 #include "src/model/packed/tile_writer.h"
 #include "src/model/packed/tiles.h"
+#include "src/model/weights/weight_files.h"
 
 namespace kvcache::testing {
 namespace {
@@ -69,18 +70,7 @@ class Blocks final : public model::WeightSource {
         count * from.width);
   }
   BlockType do_block_type(const model::WeightInfo& info) const override {
-    switch (stored_.at(info.name).type) {
-      case GGML_TYPE_Q4_0:
-        return BlockType::kQ4_0;
-      case GGML_TYPE_Q4_1:
-        return BlockType::kQ4_1;
-      case GGML_TYPE_Q5_0:
-        return BlockType::kQ5_0;
-      case GGML_TYPE_Q8_0:
-        return BlockType::kQ8_0;
-      default:
-        return BlockType::kNone;
-    }
+    return model::block_type_of(stored_.at(info.name).type);
   }
   void do_read_blocks(const model::WeightInfo& info, int64_t first,
                       int64_t count, std::byte* out) const override {
