@@ -82,7 +82,10 @@ Namespace space_of(const Engine& engine, const std::string& name) {
 }
 
 Json reuse_json(const model::GenerateResult& result) {
-  return result.reuse ? report_json(result.reuse->report) : Json(nullptr);
+  if (!result.reuse) return nullptr;
+  Json json = report_json(result.reuse->report);
+  json["in_row"] = result.reuse->in_row;
+  return json;
 }
 
 Json report_json(const LookupReport& report) {

@@ -25,8 +25,8 @@ std::shared_ptr<model::PrefixCache> prefix_for(const Engine& engine,
 // What may be shared: texts of this model and of one name.
 Namespace space_of(const Engine& engine, const std::string& name);
 
-// "matched", "restored", "computed", "decoded", "reason", "first_different";
-// null without a prefix cache.
+// "matched", "restored", "computed", "decoded", "reason", "first_different",
+// and "in_row"; null without a prefix cache.
 Json reuse_json(const model::GenerateResult& result);
 Json report_json(const LookupReport& report);
 

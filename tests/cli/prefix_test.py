@@ -10,7 +10,8 @@ from pathlib import Path
 from program import HYBRID, TALKER, ProgramTest, run, run_json, tiny
 
 SAME = ("tokens", "text", "logprobs", "finish_reason")
-REUSE_KEYS = ["matched", "restored", "computed", "decoded", "reason", "first_different"]
+REUSE_KEYS = ["matched", "restored", "computed", "decoded", "reason", "first_different",
+              "in_row"]
 
 
 def trace(count, vocabulary, seed=5):

@@ -6,6 +6,10 @@
 // other's end. Each request gives the tokens, text and log-probabilities that
 // generate() gives for it alone, where the model is row-exact; whatever comes
 // along, and in whatever order things happen.
+//
+// With a prefix cache, a plain cache of bounded capacity leaves a text in its
+// row until the row is needed: a request that begins alike goes there, and on
+// from it without a copy.
 #pragma once
 
 #include <cstdint>

@@ -20,6 +20,10 @@ struct ForwardOptions {
   // [B, n] int64, n >= 1: outputs of these tokens of the step instead, counted
   // from its first, dead ones included; -1: 0 in that place.
   Tensor logit_positions = {};
+  // [N] int64, N >= 1: logits of these tokens of the vocabulary alone, in this
+  // order, instead of all V. With dense weights on the CPU they may differ from
+  // those of all in the last bits.
+  Tensor logit_ids = {};
   // Runs layers [first_layer, last_layer) alone, empty: to the last; the step
   // may be of a cache that has no others.
   int64_t first_layer = 0;

@@ -52,6 +52,7 @@ struct PrefixOptions {
 struct Reuse {
   LookupReport report = {};
   bool from_folder = false;
+  bool in_row = false;        // the row held it still: nothing was copied
   bool whole_prompt = false;  // its logits were kept: nothing was computed
 };
 
@@ -70,6 +71,8 @@ class PrefixCache {
   CheckpointStore& store() const noexcept;
   // Texts are taken up at any token, not at chunks only.
   bool any_token() const noexcept;
+  // Of so many tokens: 1, or those of a chunk.
+  int64_t restore_multiple() const noexcept;
   // Writes what the store holds but no file does. Returns how many files were
   // written; throws what the disk says. Nothing without a folder.
   int64_t save();
@@ -92,6 +95,7 @@ class PrefixRun {
             std::span<const int64_t> marks = {});
 
   const Reuse& reuse() const noexcept { return reuse_; }
+  const Namespace& space() const noexcept { return space_; }
   // [1, 1, V] after the whole prompt, if an earlier request had the same; else
   // undefined.
   const Tensor& logits() const noexcept { return hit_.final_hidden; }
@@ -105,6 +109,7 @@ class PrefixRun {
 
  private:
   void restore(std::span<const int64_t> prompt);
+  void stay(int64_t held);
   int64_t kept_length() const;
   StoredText stored(int64_t length) const;
 

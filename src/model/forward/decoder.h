@@ -43,6 +43,14 @@ inline int64_t outputs_per_row(const ForwardOptions& options, int64_t T) {
   return options.all_logits || options.return_hidden ? T : 1;
 }
 
+// Numbers of one output: hidden_size, the vocabulary, or tokens chosen of it.
+inline int64_t output_width(const ForwardOptions& options,
+                            const ModelConfig& config) {
+  if (options.return_hidden) return config.hidden_size;
+  return options.logit_ids.defined() ? options.logit_ids.size(0)
+                                     : config.vocab_size;
+}
+
 class Decoder {
  public:
   Decoder() = default;

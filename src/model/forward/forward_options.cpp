@@ -62,6 +62,26 @@ void check_positions(const ForwardOptions& options, const Tensor& ids) {
   }
 }
 
+void check_logit_ids(const ForwardOptions& options, int64_t vocab_size) {
+  const Tensor& ids = options.logit_ids;
+  TORCH_CHECK_VALUE(
+      ids.dim() == 1 && ids.numel() > 0 && ids.scalar_type() == at::kLong &&
+          !options.return_hidden,
+      "[Transformer::forward] logit_ids must be [N] of Long with "
+      "N above 0, and logits asked for, but got ",
+      tensor_text(ids), options.return_hidden ? " for hidden states" : "",
+      "; name tokens of the vocabulary.");
+  if (!ids.is_cpu()) return;
+  const Tensor dense = ids.contiguous();
+  for (int64_t i = 0; i < dense.numel(); ++i) {
+    const int64_t id = dense.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_INDEX(id >= 0 && id < vocab_size,
+                      "[Transformer::forward] logit_ids must be in [0, ",
+                      vocab_size, ") but number ", i, " is ", id,
+                      "; use the model's own tokenizer.");
+  }
+}
+
 bool is_column(const Tensor& numbers, int64_t rows) {
   return numbers.dim() == 1 && numbers.size(0) == rows &&
          numbers.scalar_type() == at::kLong;
@@ -103,6 +123,10 @@ ForwardOptions checked_options(const ForwardOptions& options, const Tensor& ids,
   if (options.logit_positions.defined()) {
     check_positions(options, ids);
     checked.logit_positions = options.logit_positions.to(device);
+  }
+  if (options.logit_ids.defined()) {
+    check_logit_ids(checked, config.vocab_size);
+    checked.logit_ids = options.logit_ids.to(device).contiguous();
   }
   if (options.adapters.defined()) {
     check_adapters(options, ids, adapters);

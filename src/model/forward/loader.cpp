@@ -30,9 +30,11 @@ Loader::Loader(const ModelConfig& config, const WeightSource& source,
   }
 }
 
-LinearWeights Loader::head() {
-  return linear({config_.tie_word_embeddings ? "token_embd" : "output"});
+std::string Loader::head_name() const {
+  return config_.tie_word_embeddings ? "token_embd" : "output";
 }
+
+LinearWeights Loader::head() { return linear({head_name()}); }
 
 LinearWeights Loader::qkv(int64_t layer) {
   const std::string prefix = prefix_of(layer);

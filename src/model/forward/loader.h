@@ -39,6 +39,7 @@ class Loader {
          bool stays_packed = false);
 
   LinearWeights head();
+  std::string head_name() const;  // without ".weight"
   // Rows of q, k, v below each other, then those of the gates if there are.
   LinearWeights qkv(int64_t layer);
   LinearWeights attention_output(int64_t layer);

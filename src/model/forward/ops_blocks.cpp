@@ -57,6 +57,13 @@ OpsLinear OpsLinear::load(const LinearWeights& weights, Loader& loader,
   return made;
 }
 
+OpsLinear OpsLinear::outputs_of(const Tensor& which) const {
+  OpsLinear made;
+  made.weight_ = weight_.index_select(0, which);
+  if (bias_) made.bias_ = bias_->index_select(0, which);
+  return made;
+}
+
 Tensor OpsLinear::operator()(const Tensor& x) const {
   return at::linear(x, weight_, bias_);
 }

@@ -33,8 +33,11 @@ class OpsLinear {
                         const OpsPlace& place);
   Tensor operator()(const Tensor& x) const;
   const Tensor& weight() const { return weight_; }
+  // A copy of these outputs, `which` [n] int64 on the weights' device.
+  OpsLinear outputs_of(const Tensor& which) const;
 
  private:
+  OpsLinear() = default;
   Tensor weight_;
   std::optional<Tensor> bias_;
 };

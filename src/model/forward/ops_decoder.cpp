@@ -53,7 +53,8 @@ class OpsDecoder final : public Decoder {
   void run_layers(const Tensor& hidden, OpsPass& pass, int64_t first,
                   int64_t last) const;
   Tensor chosen(const Tokens& tokens, const ForwardOptions& options) const;
-  void write_logits(const Tensor& hidden, const Tensor& logits) const;
+  void write_logits(const Tensor& hidden, const Tensor& logit_ids,
+                    const Tensor& logits) const;
 
   const ModelConfig& config_;
   at::Device device_;
@@ -130,14 +131,18 @@ Tensor OpsDecoder::embed(const Tokens& tokens, const Tensor& dead,
   return hidden.masked_fill_(dead.unsqueeze(-1), 0);
 }
 
-void OpsDecoder::write_logits(const Tensor& hidden,
+void OpsDecoder::write_logits(const Tensor& hidden, const Tensor& logit_ids,
                               const Tensor& logits) const {
+  const OpsLinear head =
+      logit_ids.defined()
+          ? head_->outputs_of(logit_ids.clamp(0, config_.vocab_size - 1))
+          : *head_;
   const Tensor from = hidden.view({-1, hidden.size(-1)});
   const Tensor to = logits.view({-1, logits.size(-1)});
   for (int64_t first = 0; first < to.size(0); first += kHeadRows) {
     const int64_t rows = std::min(kHeadRows, to.size(0) - first);
     const Tensor normed = (*final_norm_)(from.narrow(0, first, rows));
-    to.narrow(0, first, rows).copy_((*head_)(normed.to(dtype_)));
+    to.narrow(0, first, rows).copy_(head(normed.to(dtype_)));
   }
 }
 
@@ -165,11 +170,10 @@ void OpsDecoder::run_layers(const Tensor& hidden, OpsPass& pass, int64_t first,
 Tensor OpsDecoder::run(const Tokens& tokens, LayerMemory& memory,
                        const ForwardOptions& options) const {
   const int64_t B = tokens.ids.size(0), T = tokens.ids.size(1);
-  const int64_t width =
-      options.return_hidden ? config_.hidden_size : config_.vocab_size;
   // Made outside of inference mode, so that a caller may change it in place.
-  Tensor out = at::empty({B, outputs_per_row(options, T), width},
-                         at::TensorOptions(at::kFloat).device(device_));
+  Tensor out = at::empty(
+      {B, outputs_per_row(options, T), output_width(options, config_)},
+      at::TensorOptions(at::kFloat).device(device_));
   const c10::InferenceMode inference;
   Tensor dead = tokens.limits.le(0);
   const Tensor positions =
@@ -196,7 +200,7 @@ Tensor OpsDecoder::run(const Tokens& tokens, LayerMemory& memory,
   if (options.return_hidden) {
     out.copy_(hidden);
   } else {
-    write_logits(hidden, out);
+    write_logits(hidden, options.logit_ids, out);
   }
   return out.masked_fill_(dead.unsqueeze(-1), 0);
 }

@@ -16,6 +16,7 @@
 #include "src/model/forward/blocks.h"
 #include "src/model/forward/decoder.h"
 #include "src/model/forward/fused_layers.h"
+#include "src/model/forward/head.h"
 #include "src/model/forward/loader.h"
 #include "src/model/forward/low_rank.h"
 #include "src/model/forward/row_loops.h"
@@ -167,14 +168,14 @@ class PackedDecoder final : public Decoder {
   void write_hidden(const Pass& pass, const Tensor& delta,
                     const std::vector<int64_t>& wanted, const Tensor& to) const;
   void write_logits(const Pass& pass, const Tensor& delta,
-                    const std::vector<int64_t>& wanted,
+                    const std::vector<int64_t>& wanted, const Tensor& logit_ids,
                     const Tensor& logits) const;
 
   const ModelConfig& config_;
   std::shared_ptr<const WeightSource> source_;  // embeddings are read from it
   Arithmetic arithmetic_;
   std::vector<float> frequencies_;  // empty: learned positions
-  Linear head_;
+  Head head_;
   std::vector<Layer> layers_;
   std::optional<Normalisation> final_norm_;
   size_t weight_bytes_ = 0;
@@ -198,7 +199,11 @@ PackedDecoder::PackedDecoder(const DecoderParts& parts)
   }
   Loader loader(config_, *source_, dtype, parts.options, parts.packed());
   Packer pack(loader, parts);
-  head_ = pack(loader.head());  // the largest first, while little else is there
+  // The largest first, while little else is there.
+  LinearWeights head = loader.head();
+  const Tensor head_bias = head.bias;
+  head_ = Head(pack(std::move(head)), loader.head_name() + ".weight", head_bias,
+               source_);
   for (int64_t i = 0; i < config_.layers; ++i) {
     layers_.push_back(make_layer(config_, loader, pack, i));
   }
@@ -270,8 +275,9 @@ void PackedDecoder::write_hidden(const Pass& pass, const Tensor& delta,
 
 void PackedDecoder::write_logits(const Pass& pass, const Tensor& delta,
                                  const std::vector<int64_t>& wanted,
+                                 const Tensor& logit_ids,
                                  const Tensor& logits) const {
-  const int64_t width = config_.hidden_size, vocabulary = config_.vocab_size;
+  const int64_t width = config_.hidden_size, columns = logits.size(2);
   const NormParameters norm = final_norm_->parameters();
   const auto* hidden = pass.hidden.const_data_ptr<float>();
   std::vector<int64_t> outputs;  // of a token that lives
@@ -300,11 +306,13 @@ void PackedDecoder::write_logits(const Pass& pass, const Tensor& delta,
                        added == nullptr ? nullptr : added + token * width, norm,
                        width);
       }
-      const Tensor scores = head_(normed);
-      for_each_row(rows, vocabulary, [&](int64_t i) {
+      const Tensor scores = logit_ids.defined()
+                                ? head_(normed, values_of(logit_ids))
+                                : head_(normed);
+      for_each_row(rows, columns, [&](int64_t i) {
         loops.to_float(
-            data_of<float>(logits) + chunk[static_cast<size_t>(i)] * vocabulary,
-            data_of<T>(scores) + i * vocabulary, vocabulary);
+            data_of<float>(logits) + chunk[static_cast<size_t>(i)] * columns,
+            data_of<T>(scores) + i * columns, columns);
       });
     }
   });
@@ -319,10 +327,9 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
                          values_of(positions), values_of(limits)};
   const std::vector<int64_t> wanted = wanted_tokens(spans, options);
   // Made outside of inference mode, so that a caller may change it in place.
-  Tensor out = at::zeros(
-      {spans.rows, outputs_per_row(options, spans.per_row),
-       options.return_hidden ? config_.hidden_size : config_.vocab_size},
-      at::TensorOptions(at::kFloat));
+  Tensor out = at::zeros({spans.rows, outputs_per_row(options, spans.per_row),
+                          output_width(options, config_)},
+                         at::TensorOptions(at::kFloat));
   {
     const c10::InferenceMode inference;
     Pass pass(config_, frequencies_, spans, memory, options.role, arithmetic_);
@@ -342,7 +349,7 @@ Tensor PackedDecoder::run(const Tokens& tokens, LayerMemory& memory,
     if (options.return_hidden) {
       write_hidden(pass, delta, wanted, out);
     } else {
-      write_logits(pass, delta, wanted, out);
+      write_logits(pass, delta, wanted, options.logit_ids, out);
     }
   }
   if (spans.count() >= kTrimmedTokens) trim_heap();

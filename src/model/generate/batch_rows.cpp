@@ -42,12 +42,14 @@ void BatchRows::Row::report_prefill(int64_t done) const {
 }
 
 BatchRows::BatchRows(const LanguageModel& model, Cache& cache,
-                     BatchDecode& decode, BatchQueue& queue)
+                     BatchDecode& decode, BatchQueue& queue, bool keeps_rows)
     : model_(model),
       cache_(cache),
       decode_(decode),
       queue_(queue),
       rows_(static_cast<size_t>(cache.spec().rows)),
+      keeps_rows_(keeps_rows),
+      kept_(cache),
       ids_(rows_.size()),
       active_(rows_.size()),
       alone_(rows_.size()) {
@@ -96,22 +98,33 @@ bool BatchRows::drop_cancelled() {
 
 bool BatchRows::admit() {
   bool any = false;
-  for (int64_t row = 0; row < cache_.spec().rows; ++row) {
-    if (rows_[static_cast<size_t>(row)]) continue;
+  const auto is_free = [](const std::optional<Row>& row) { return !row; };
+  while (std::any_of(rows_.begin(), rows_.end(), is_free)) {
     const QueuedRequestPtr queued = queue_.next();
     if (!queued) break;
-    admit_to(row, queued);
+    admit_to(row_for(*queued), queued);
     any = true;
   }
   return any;
 }
 
+// A free row, with as much of the prompt as one of them holds.
+int64_t BatchRows::row_for(const QueuedRequest& queued) {
+  free_.clear();
+  for (int64_t row = 0; row < cache_.spec().rows; ++row) {
+    if (!rows_[static_cast<size_t>(row)]) free_.push_back(row);
+  }
+  const GenerateOptions& options = queued.request.options;
+  if (!options.prefix) return kept_.take(free_, nullptr);
+  const Namespace space = with_adapter(
+      options.space, model_,
+      choose_adapter("Batcher", model_, options.adapter, options.adapter_from));
+  const RowRequest request{queued.request.tokens, space,
+                           options.prefix->restore_multiple()};
+  return kept_.take(free_, &request);
+}
+
 void BatchRows::admit_to(int64_t row, const QueuedRequestPtr& queued) {
-  // A free row is empty; a prompt behind another one's tokens must not be.
-  TORCH_CHECK(cache_.lengths()[static_cast<size_t>(row)] == 0,
-              "[Batcher::step] row ", row, " is free but holds ",
-              cache_.lengths()[static_cast<size_t>(row)],
-              " tokens; nobody else may use the cache.");
   auto& place = rows_[static_cast<size_t>(row)];
   try {
     place.emplace(model_, queued);
@@ -246,9 +259,15 @@ void BatchRows::finish(int64_t row) {
   if (held.prefix) held.prefix->keep(held.sequence);
   held.answer.result().cache_length =
       cache_.lengths()[static_cast<size_t>(row)];
-  release(row, {.id = held.queued->id,
-                .result = held.answer.finish(),
-                .queued_ms = held.queued_ms});
+  release(row,
+          {.id = held.queued->id,
+           .result = held.answer.finish(),
+           .queued_ms = held.queued_ms},
+          may_keep(held));
+}
+
+bool BatchRows::may_keep(const Row& row) const {
+  return keeps_rows_ && row.prefix && row.decoding;
 }
 
 void BatchRows::fail(int64_t row, const std::exception_ptr& error) {
@@ -263,8 +282,16 @@ void BatchRows::fail(int64_t row, const std::exception_ptr& error) {
                 .queued_ms = held.queued_ms});
 }
 
-void BatchRows::release(int64_t row, BatchResult result) {
-  cache_.reset(row);
+void BatchRows::release(int64_t row, BatchResult result, bool keep) {
+  if (keep) {
+    const Row& held = at(row);
+    const auto length =
+        static_cast<size_t>(cache_.lengths()[static_cast<size_t>(row)]);
+    kept_.keep(row, std::span(held.sequence).first(length), held.prompt,
+               held.prefix->space());
+  } else {
+    cache_.reset(row);
+  }
   std::erase(prefilling_, row);
   rows_[static_cast<size_t>(row)].reset();
   queue_.count([](BatchStats& stats) { --stats.occupied_rows; });

@@ -9,6 +9,7 @@
 #include "answer.h"
 #include "batch_decode.h"
 #include "batch_queue.h"
+#include "kept_rows.h"
 #include "kvcache/model/prefix_cache.h"
 
 namespace kvcache::model {
@@ -16,9 +17,10 @@ namespace kvcache::model {
 // Admits, prefills, decodes and lets go. Used by one thread.
 class BatchRows {
  public:
-  // All must outlive it.
+  // All must outlive it. `keeps_rows`: texts with a prefix cache stay in their
+  // row until another request needs it.
   BatchRows(const LanguageModel& model, Cache& cache, BatchDecode& decode,
-            BatchQueue& queue);
+            BatchQueue& queue, bool keeps_rows);
 
   // One unit of work; false if there was none.
   bool step();
@@ -40,6 +42,7 @@ class BatchRows {
 
   bool drop_cancelled();
   bool admit();
+  int64_t row_for(const QueuedRequest& queued);
   void admit_to(int64_t row, const QueuedRequestPtr& queued);
   void prefill();
   void restore_prefix(int64_t row);
@@ -53,7 +56,8 @@ class BatchRows {
   void guard(int64_t row, Work work);
   void finish(int64_t row);
   void fail(int64_t row, const std::exception_ptr& error);
-  void release(int64_t row, BatchResult result);
+  bool may_keep(const Row& row) const;
+  void release(int64_t row, BatchResult result, bool keep = false);
 
   Row& at(int64_t row) { return *rows_[static_cast<size_t>(row)]; }
 
@@ -62,7 +66,10 @@ class BatchRows {
   BatchDecode& decode_;
   BatchQueue& queue_;
   std::vector<std::optional<Row>> rows_;  // [B]; empty: a free slot
-  std::deque<int64_t> prefilling_;        // rows, as they were admitted
+  bool keeps_rows_;
+  KeptRows kept_;
+  std::vector<int64_t> free_;       // of row_for()
+  std::deque<int64_t> prefilling_;  // rows, as they were admitted
   bool prefill_turn_ = true;
   std::vector<int64_t> ids_, active_, alone_;  // [B] of the next decode step
 };

@@ -127,8 +127,11 @@ struct Batcher::Impl {
       : model(std::move(of)),
         cache(checked(model.get(), std::move(over))),
         decode(decode_for(*model, *cache, options.graphs)),
+        // A cache that grows would grow with what nobody may need; a recorded
+        // step computes with windows as long as the longest row.
+        keeps_rows(cache->spec().capacity && !options.graphs),
         queue(std::move(options)),
-        rows(*model, *cache, *decode, queue) {}
+        rows(*model, *cache, *decode, queue, keeps_rows) {}
 
   bool step() {
     const Stepping guard(stepping);
@@ -139,6 +142,7 @@ struct Batcher::Impl {
   std::shared_ptr<const LanguageModel> model;
   std::unique_ptr<Cache> cache;
   std::unique_ptr<BatchDecode> decode;
+  bool keeps_rows;
   BatchQueue queue;
   BatchRows rows;
   std::atomic<bool> stepping = false;

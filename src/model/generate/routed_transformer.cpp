@@ -67,11 +67,10 @@ class RoutedTransformer final : public RoutedModel {
     return model_->forward(shape_of(hidden), step, options);
   }
   Tensor choices(const Tensor& hidden, const Tensor& letters) const override {
-    return model_
-        ->forward(
-            shape_of(hidden),
-            {.all_logits = true, .first_layer = layers(), .hidden = hidden})
-        .index_select(2, letters);
+    return model_->forward(shape_of(hidden), {.all_logits = true,
+                                              .logit_ids = letters,
+                                              .first_layer = layers(),
+                                              .hidden = hidden});
   }
 
  private:

@@ -189,17 +189,46 @@ size_t TiledLinear::bytes() const noexcept {
                              tile_bytes(matrix_.format));
 }
 
-Tensor TiledLinear::operator()(const Tensor& x) const {
+void TiledLinear::check(const Tensor& x) const {
   TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == inputs_ &&
                         x.scalar_type() == at::kFloat && x.is_contiguous(),
                     "[TiledLinear] x must be a dense [M, ", inputs_,
                     "] of float32 but got ", x.sizes(), " of ", x.scalar_type(),
                     ".");
+}
+
+Tensor TiledLinear::operator()(const Tensor& x) const {
+  check(x);
   const int64_t rows = x.size(0);
   Tensor out = at::empty({rows, outputs()}, x.options());
   multiply_tiles(matrix_, x.const_data_ptr<float>(), inputs_, rows,
                  out.mutable_data_ptr<float>());
   if (bias_.defined()) out.add_(bias_);
+  return out;
+}
+
+Tensor TiledLinear::outputs_of(const Tensor& x,
+                               std::span<const int64_t> which) const {
+  check(x);
+  const int64_t rows = x.size(0), count = std::ssize(which);
+  const int64_t block_bytes = matrix_.groups * tile_bytes(matrix_.format);
+  Tensor out = at::empty({rows, count}, x.options());
+  auto* to = out.mutable_data_ptr<float>();
+  std::vector<float> block(static_cast<size_t>(rows * kTileOutputs));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t output = which[static_cast<size_t>(i)];
+    TileMatrix one = matrix_;  // the block that holds it
+    one.tiles += output / kTileOutputs * block_bytes;
+    one.outputs = kTileOutputs;
+    multiply_tiles(one, x.const_data_ptr<float>(), inputs_, rows, block.data());
+    const auto at = static_cast<size_t>(output % kTileOutputs);
+    for (int64_t m = 0; m < rows; ++m) {
+      to[m * count + i] = block[static_cast<size_t>(m * kTileOutputs) + at];
+      if (bias_.defined()) {
+        to[m * count + i] += bias_.const_data_ptr<float>()[output];
+      }
+    }
+  }
   return out;
 }
 

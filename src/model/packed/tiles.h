@@ -71,10 +71,15 @@ class TiledLinear {
   // order of additions at any M.
   Tensor operator()(const Tensor& x) const;
 
+  // The bits of the outputs `which` alone, [M, which.size()]: reads 16 rows of
+  // weights for each of them.
+  Tensor outputs_of(const Tensor& x, std::span<const int64_t> which) const;
+
   // The weights as they are multiplied with, [N, K] float32.
   Tensor dequantised() const;
 
  private:
+  void check(const Tensor& x) const;
   // Returns zeros to write the tiles to.
   uint8_t* make(int64_t outputs, int64_t inputs, TileFormat format,
                 TileArena& arena);

@@ -75,6 +75,9 @@ PrefixCache::~PrefixCache() = default;
 
 CheckpointStore& PrefixCache::store() const noexcept { return *impl_->store; }
 bool PrefixCache::any_token() const noexcept { return impl_->any_token; }
+int64_t PrefixCache::restore_multiple() const noexcept {
+  return impl_->restore_multiple();
+}
 
 int64_t PrefixCache::save() {
   return impl_->saved ? impl_->saved->save(*impl_->store) : 0;
@@ -106,8 +109,8 @@ void PrefixRun::restore(std::span<const int64_t> prompt) {
                                 .final_hidden = options.keep_logits});
   reuse_.report = hit_.report;
   if (prefix_.saved) {
-    auto found = prefix_.saved->find(
-        prompt, space_, prefix_.any_token ? 1 : options.chunk, hit_.position);
+    auto found = prefix_.saved->find(prompt, space_, prefix_.restore_multiple(),
+                                     hit_.position);
     if (found) {
       hit_ = Hit();
       hit_.position = found->position;
@@ -127,16 +130,34 @@ void PrefixRun::restore(std::span<const int64_t> prompt) {
     }
   }
   const int64_t held = cache_.lengths()[static_cast<size_t>(row_)];
-  if (!hit_.text || hit_.position <= held) {
-    hit_.text.reset();
-    hit_.position = 0;
-    hit_.final_hidden.reset();
-    return;
-  }
+  if (!hit_.text || hit_.position <= held) return stay(held);
   cache_.restore(hit_.text->parts[0], row_, hit_.position);
   if (hit_.position < prompt_) hit_.final_hidden.reset();
   prompt_logits_ = hit_.final_hidden;
   reuse_.whole_prompt = prompt_logits_.defined();
+}
+
+// The row goes on from what it holds. What the store has of that is shared with
+// what will be kept, where the bits are sure to be the same.
+void PrefixRun::stay(int64_t held) {
+  hit_.final_hidden.reset();
+  if (held == 0 || !prefix_.any_token) {
+    hit_.text.reset();
+    hit_.position = 0;
+  }
+  if (held == 0) return;
+  LookupReport& report = reuse_.report;
+  if (report.matched <= held) {
+    report.matched = held;
+    report.reason =
+        held >= prompt_ - 1 ? ReuseReason::kAll : ReuseReason::kTokensDiverge;
+    report.first_different.reset();
+    if (held < prompt_ - 1) report.first_different = held;
+  }
+  report.restored = held;
+  report.computed = prompt_ - held;
+  reuse_.from_folder = false;
+  reuse_.in_row = true;
 }
 
 int64_t PrefixRun::step_end(int64_t done) const {
@@ -174,7 +195,7 @@ StoredText PrefixRun::stored(int64_t length) const {
                  .same = hit_.position,
                  .block = options.block,
                  .length = length})},
-      .restore_multiple = prefix_.any_token ? 1 : options.chunk};
+      .restore_multiple = prefix_.restore_multiple()};
   if (prompt_logits_.defined() && prompt_ <= length) {
     text.extras.push_back(
         {.position = prompt_, .features = {}, .final_hidden = prompt_logits_});

@@ -11,6 +11,7 @@ struct PrefixCache::Impl {
        std::shared_ptr<CheckpointStore> in, PrefixOptions with);
 
   std::string layout_for(const CacheSpec& spec) const;
+  int64_t restore_multiple() const { return any_token ? 1 : options.chunk; }
 
   std::shared_ptr<const LanguageModel> model;
   std::shared_ptr<CheckpointStore> store;

@@ -121,6 +121,25 @@ TEST_P(LayerRangeTest, LogitsOfChosenTokensAreThoseOfAll) {
   EXPECT_TRUE(found[1].narrow(0, 2, 2).eq(0).all().item<bool>());
 }
 
+// Some of the vocabulary, in the order and as often as they are named.
+TEST_P(LayerRangeTest, LogitsOfSomeOfTheVocabulary) {
+  const Tensor ids = as_row(kIds);
+  const Tensor tokens = as_row(Ids{63, 0, 17, 16, 15, 17})[0];
+  const Tensor wanted =
+      model->forward(ids, {.all_logits = true}).index_select(2, tokens);
+  const Tensor found =
+      model->forward(ids, {.all_logits = true, .logit_ids = tokens});
+  ASSERT_EQ(found.sizes(), wanted.sizes());
+  // Another order of additions than the whole head's, in the dtype.
+  const double tolerance = GetParam().second == at::kBFloat16 ? 0.05 : 1e-5;
+  EXPECT_LT(found.sub(wanted).abs().max().item<double>(), tolerance);
+  // A token alone has the bits that it has among others.
+  const Tensor last = model->forward(ids, {.logit_ids = tokens});
+  if (GetParam().first == ForwardKind::kPackedCpu) {
+    EXPECT_TRUE(at::equal(last, found.narrow(1, 9, 1)));
+  }
+}
+
 // NaN in rows of hidden states that belong to dead tokens.
 TEST_P(LayerRangeTest, HiddenStatesOfDeadTokensAreNotRead) {
   const Tensor ids = as_row(kIds);
@@ -150,6 +169,19 @@ INSTANTIATE_TEST_SUITE_P(
                                                                : "Packed_") +
              c10::toString(info.param.second);
     });
+
+// The tiles of quantised weights hold 16 outputs each: the bits are the same.
+TEST(LayerRange, QuantisedHeadsGiveSomeLogitsWithTheBitsOfAll) {
+  using enum model::WeightPacking;
+  for (const auto packing : {kQ8, kQ4}) {
+    const auto model = random_model(hybrid_config(), at::kBFloat16,
+                                    ForwardKind::kAuto, packing);
+    const Tensor ids = as_row(kIds), tokens = as_row(Ids{63, 0, 15, 16, 0})[0];
+    EXPECT_TRUE(at::equal(
+        model->forward(ids, {.all_logits = true, .logit_ids = tokens}),
+        model->forward(ids, {.all_logits = true}).index_select(2, tokens)));
+  }
+}
 
 // Bad requests name what they are about, before any layer runs.
 TEST(LayerRange, WrongRequestsAreRefused) {
@@ -183,6 +215,14 @@ TEST(LayerRange, WrongRequestsAreRefused) {
                         "but got [2, 1] of Long on cpu"));
   EXPECT_THAT(error({.all_logits = true, .logit_positions = as_row(Ids{3})}),
               HasSubstr("either all logits or those of logit_positions"));
+  EXPECT_EQ(error({.logit_ids = as_row(Ids{3, 64})[0]}),
+            "[Transformer::forward] logit_ids must be in [0, 64) but number 1 "
+            "is 64; use the model's own tokenizer.");
+  EXPECT_THAT(error({.logit_ids = as_row(Ids{3})}),
+              HasSubstr("logit_ids must be [N] of Long with N above 0, and "
+                        "logits asked for, but got [1, 1] of Long on cpu"));
+  EXPECT_THAT(error({.logit_ids = as_row(Ids{3})[0], .last_layer = 2}),
+              HasSubstr("for hidden states"));
   EXPECT_EQ(error_text([&] { model->cache_spec(1, 8, 2, 2); }),
             "[Transformer::cache_spec] layers must be a range within [0, 4) "
             "that is not empty but got [2, 2); count them from 0.");

@@ -50,6 +50,13 @@ Tokens some(size_t count, int seed) {
   return tokens;
 }
 
+// The same, and no other number shares its first token.
+Tokens text_of(int64_t number, size_t count) {
+  Tokens tokens = some(count, 3);
+  tokens[0] = number;
+  return tokens;
+}
+
 GenerateOptions greedy(std::shared_ptr<PrefixCache> prefix = {},
                        int64_t count = 5) {
   GenerateOptions options{.max_new_tokens = count, .chunk = 4, .log_probs = 2};
@@ -167,6 +174,96 @@ TEST_P(PrefixCacheTest, AWarmBatchIsTheColdOne) {
     reused += got.result.reused;
   }
   EXPECT_GT(reused, 100);
+}
+
+// A request goes to the free row that holds most of its text, and on from it
+// in place: two conversations whose turns come in turns, over a store with no
+// room for either.
+TEST_P(PrefixCacheTest, ARequestGoesOnInTheRowThatHoldsItsText) {
+  const auto prefix =
+      std::make_shared<PrefixCache>(model, store_of(1000), small_chunks());
+  Batcher batcher(model,
+                  make_cache(CacheKind::kPreallocated, *model, {.rows = 3}));
+  std::vector<Tokens> texts = {text_of(1, 12), text_of(2, 13)};
+  for (int turn = 0; turn < 4; ++turn) {
+    for (Tokens& text : texts) {
+      batcher.submit({.tokens = text, .options = greedy(prefix)});
+      batcher.run();
+      const BatchResult got = batcher.take_finished().at(0);
+      expect_same(got.result, answer(*model, text, greedy()));
+      const Reuse& reuse = *got.result.reuse;
+      EXPECT_EQ(reuse.in_row, turn > 0);
+      EXPECT_EQ(got.result.reused, reuse.report.restored);
+      if (turn > 0 && GetParam().exact) {
+        EXPECT_EQ(got.result.timings.prefill_tokens, 3);  // 2 new, 1 not fed
+        EXPECT_EQ(reuse.report.reason, ReuseReason::kTokensDiverge);
+      }
+      text.insert(text.end(), got.result.tokens.begin(),
+                  got.result.tokens.end());
+      const Tokens more = some(2, 30 + turn);
+      text.insert(text.end(), more.begin(), more.end());
+    }
+  }
+}
+
+// What a row held is dropped for a request of another name, and for one that
+// keeps nothing; the row that was kept first goes first.
+TEST_P(PrefixCacheTest, RowsAreKeptForTheirOwnNameAndTheOldestGoesFirst) {
+  const auto prefix =
+      std::make_shared<PrefixCache>(model, store_of(1000), small_chunks());
+  Batcher batcher(model,
+                  make_cache(CacheKind::kPreallocated, *model, {.rows = 2}));
+  const auto run = [&](const Tokens& prompt, const GenerateOptions& options) {
+    batcher.submit({.tokens = prompt, .options = options});
+    batcher.run();
+    const BatchResult got = batcher.take_finished().at(0);
+    expect_same(got.result, answer(*model, prompt, greedy()));
+    return got.result.reused;
+  };
+  const auto named = [&](const char* name) {
+    GenerateOptions options = greedy(prefix);
+    options.space = {.tenant = name};
+    return options;
+  };
+  constexpr int64_t kKept = 9;  // the last restore point before the end
+  const Tokens first = text_of(1, 13), second = text_of(2, 13),
+               third = text_of(3, 13);
+  EXPECT_EQ(run(first, named("a")), 0);
+  EXPECT_EQ(run(first, named("b")), 0);  // the other row
+  EXPECT_GE(run(first, named("a")), kKept);
+  EXPECT_EQ(run(second, named("a")), 0);  // in b's row, which is older now
+  EXPECT_EQ(run(first, named("b")), 0);   // in the row of a's first
+  EXPECT_GE(run(second, named("a")), kKept);
+  EXPECT_EQ(run(third, greedy()), 0);  // of b's: keeps nothing
+  EXPECT_GE(run(second, named("a")), kKept);
+  EXPECT_EQ(run(first, named("b")), 0);
+}
+
+// What lies in a row and in the store is kept once.
+TEST_P(PrefixCacheTest, ATextThatStayedInItsRowSharesTheStoresBlocks) {
+  if (!GetParam().exact) return;
+  const auto bytes = [&](int64_t rows) {
+    const auto store = store_of();
+    const auto prefix =
+        std::make_shared<PrefixCache>(model, store, small_chunks());
+    Batcher batcher(
+        model, make_cache(CacheKind::kPreallocated, *model, {.rows = rows}));
+    Tokens text = text_of(1, 20);
+    for (int turn = 0; turn < 4; ++turn) {
+      batcher.submit({.tokens = text, .options = greedy(prefix)});
+      batcher.run();
+      const BatchResult got = batcher.take_finished().at(0);
+      text.insert(text.end(), got.result.tokens.begin(),
+                  got.result.tokens.end());
+      // In between another text: with one row nothing stays in place.
+      batcher.submit({.tokens = text_of(2, 9), .options = greedy(prefix)});
+      batcher.run();
+      batcher.take_finished();
+    }
+    EXPECT_EQ(store->validate(), std::vector<std::string>{});
+    return store->stats().used_bytes;
+  };
+  EXPECT_EQ(bytes(2), bytes(1));
 }
 
 // K40: a prompt that comes again computes nothing, and its text goes on as the
