@@ -289,6 +289,8 @@ void add_batch(CLI::App& app) {
       "batch", "answer a file of requests, some of them at the same time");
   add_model_options(*command, options->model);
   add_adapter_options(*command, options->model);
+  command->get_option("--route")->description(
+      "the adapter of requests that name none; default: none");
   command
       ->add_option("--requests", options->requests,
                    "a file with one JSON object on each line")

@@ -54,9 +54,18 @@ void Options::check() const {
   }
 }
 
+std::vector<int64_t> given_letters(const std::string& letters) {
+  try {
+    return parse_tokens(letters);
+  } catch (const UsageError&) {
+    throw UsageError("--letters must be token ids as in 1,2,3 but got '" +
+                     letters + "'");
+  }
+}
+
 // As given, or " A", " B", ... as far as each is one token.
 std::vector<int64_t> letters_of(const Options& options, const Engine& engine) {
-  if (!options.letters.empty()) return parse_tokens(options.letters);
+  if (!options.letters.empty()) return given_letters(options.letters);
   const char* why = "choices without --letters";
   const model::Tokenizer& tokenizer = tokenizer_of(engine, why);
   std::vector<int64_t> letters;
@@ -117,8 +126,16 @@ model::ChoiceRequest request_of(const Options& options, const ChooseLine& line,
     const auto suffix = tokens_of(*line.suffix, engine, false);
     request.ids.insert(request.ids.end(), suffix.begin(), suffix.end());
   }
+  if (request.ids.empty()) return request;  // which the runner refuses
+  const auto count = static_cast<int64_t>(request.ids.size());
   for (int64_t& slot : request.slots) {
-    if (slot < 0) slot += static_cast<int64_t>(request.ids.size());
+    if (slot < -count || slot >= count) {
+      throw std::runtime_error(
+          "slots must be positions of the " + std::to_string(count) +
+          " tokens, or from -" + std::to_string(count) +
+          " on from their end, but one is " + std::to_string(slot));
+    }
+    if (slot < 0) slot += count;
   }
   return request;
 }
@@ -339,6 +356,8 @@ void add_choose(CLI::App& app) {
       "choose", "how likely each choice is, for a file of questions");
   add_model_options(*command, options->model);
   add_adapter_options(*command, options->model);
+  command->get_option("--route")->description(
+      "the adapter of requests that name none; default: none");
   command
       ->add_option("--requests", options->requests,
                    "a file with one JSON object on each line")

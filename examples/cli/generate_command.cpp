@@ -119,8 +119,9 @@ void run(const Options& options) {
       model::generate(*engine.model, cache.get(), tokens, generate,
                       hooks(options, progress, interrupt.token()));
   progress.clear();
-  if (generate.prefix) generate.prefix->save();
   write_result(options, tokens, result, cache.get(), engine);
+  // Last: a full disk costs what was to be kept, not the answer.
+  if (generate.prefix) generate.prefix->save();
 }
 
 }  // namespace

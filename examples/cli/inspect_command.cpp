@@ -160,6 +160,12 @@ void run(const Options& options) {
     run_saved(options);
     return;
   }
+  if (std::filesystem::is_directory(options.path) &&
+      !std::filesystem::exists(options.path + "/config.json")) {
+    throw std::runtime_error(options.path +
+                             " has neither config.json, as a model has, nor "
+                             "saved texts; check the path");
+  }
   const auto opened = model::open_model(options.path);
   Json json;
   json["path"] = options.path;

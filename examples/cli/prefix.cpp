@@ -23,6 +23,9 @@ void check_mb(const char* option, int64_t mb) {
 void PrefixFlags::check(const ModelOptions& model) const {
   check_mb("--prefix-cache-mb", mb);
   check_mb("--prefix-dir-mb", folder_mb);
+  if (folder && folder->empty()) {
+    throw UsageError("--prefix-dir must be a folder but got an empty name");
+  }
   if (folder && mb == 0) {
     throw UsageError("--prefix-dir " + *folder +
                      ": nothing is kept without memory for it; add "
@@ -70,7 +73,8 @@ std::shared_ptr<model::PrefixCache> prefix_for(const Engine& engine,
     // Bits hang on where prefill is cut, where the model is not row-exact.
     prefix.folder.identity["chunk"] = std::to_string(options.chunk);
     prefix.folder.log = [](model::LogLevel, std::string_view line) {
-      write_error_line("kvcache: warning: " + std::string(line));
+      write_error_line("kvcache: warning: " +
+                       message_of(std::runtime_error(std::string(line))));
     };
   }
   return std::make_shared<model::PrefixCache>(engine.model, std::move(store),

@@ -145,6 +145,9 @@ class AdapterTest(ProgramTest):
             ((*BOTH, "--adapter-from", "-1"), "--adapter-from must be at least 0"),
         ):
             self.assert_error(2, *base, *more, text=(text,))
+        for command in ("batch", "choose"):  # where the only one does not run by itself
+            said = " ".join(run(command, "--help", check=0)[1].decode().split())
+            self.assertIn("of requests that name none; default: none", said)
         for folder, text in ((self.place, "must have adapter_config.json"),
                              (ADAPTERS / "gpt2_all", "target_modules")):  # fmt: skip
             self.assert_error(1, *base, "--adapter", f"x={folder}", text=(text,))

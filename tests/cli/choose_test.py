@@ -90,7 +90,8 @@ class ChooseTest(ProgramTest):
         wrong = [
             ({**base, "options": [5]}, "options must be 1 to 4, the letters, but got 5"),
             ({**base, "options": []}, "options must be one count for each of 1 slots"),
-            ({**base, "slots": [30]}, "slots must be in [0, 30) but one is 30"),
+            ({**base, "slots": [30]}, "slots must be positions of the 30 tokens"),
+            ({**base, "slots": [-31]}, "but one is -31"),
             ({**base, "state_len": 31}, "state_len must be in [0, 30] but got 31"),
             ({**base, "state": [1], "suffix": [2]}, "either tokens with state_len, or state"),
             ({"state": [1, 2], "options": [2]}, "either tokens with state_len, or state"),
@@ -102,7 +103,7 @@ class ChooseTest(ProgramTest):
         self.assertIn("probabilities", answers[0])
         for answer, (_, text) in zip(answers[1:], wrong, strict=True):
             self.assertIn(text, answer["error"])
-        self.assertIn("10 requests, 9 in error", said)
+        self.assertIn("11 requests, 10 in error", said)
 
     def test_wrong_usage(self):
         (self.place / "in.jsonl").write_text("")
@@ -111,6 +112,7 @@ class ChooseTest(ProgramTest):
         self.assert_error(2, *self.arguments(TALKER, "--cache", "concat"), text="of its own")
         self.assert_error(2, *self.arguments(TALKER, "--prefix-cache-mb", "-1"), text="between 0")
         self.assert_error(1, *self.arguments(HYBRID), text="--letters")
+        self.assert_error(2, *self.arguments(TALKER, "--letters", "a"), text="--letters must be")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 import json
 import random
+import resource
 import shutil
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 
-from program import HYBRID, TALKER, ProgramTest, run, run_json, tiny
+from program import HYBRID, PATIENCE, PROGRAM, TALKER, ProgramTest, run, run_json, tiny
 
 SAME = ("tokens", "text", "logprobs", "finish_reason")
 REUSE_KEYS = ["matched", "restored", "computed", "decoded", "reason", "first_different",
@@ -133,7 +135,7 @@ class PrefixTest(ProgramTest):
         weights.write_bytes(content)
         answers, said = self.batch(other, request, *keep)
         self.assertEqual(answers[0]["reuse"]["restored"], 0)
-        self.assertRegex(said, r"warning: .* weights must be")
+        self.assertRegex(said, r"warning: /.* weights must be")
         for path in self.kept.iterdir():
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 1
@@ -151,6 +153,31 @@ class PrefixTest(ProgramTest):
         ]
         answers, _ = self.batch(TALKER, requests, "--slots", "1", "--prefix-cache-mb", "8")
         self.assertEqual([a["reuse"]["restored"] for a in answers], [0, 0, 30, 30])
+
+    # A disk that is full costs what was to be kept, not the answer.
+    def test_a_full_disk_keeps_the_answer(self):
+        args = tiny("generate", TALKER, "--tokens", ",".join(map(str, range(1, 41))),
+                    "--max-new-tokens", "3", "--json", "--prefix-cache-mb", "8",
+                    "--prefix-dir", self.kept)  # fmt: skip
+        done = subprocess.run(
+            [PROGRAM, *map(str, args)],
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+            restore_signals=False,  # Python ignores SIGXFSZ
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr.decode(), r"\Akvcache: error: .*could not be written[^\n]*\n\Z")
+        self.assertEqual(len(json.loads(done.stdout)["tokens"]), 3)
+        self.assertEqual(list(self.kept.iterdir()), [])
+
+    def test_wrong_folders(self):
+        base = tiny("generate", TALKER, "--tokens", "1,2", "--prefix-cache-mb", "1", "--prefix-dir")
+        self.assert_error(2, *base, "", text="must be a folder")
+        self.assert_error(1, "inspect", self.place, text="has neither config.json")
+        (self.place / "file").write_text("x")
+        self.assert_error(1, *base, self.place / "file", text="must be a folder to keep texts in")
 
     def test_verify_says_bit_identical(self):
         tokens = ",".join(map(str, range(1, 41)))

@@ -4,8 +4,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "src/model/reuse/saved_layout.h"
 #include "src/model/weights/digest.h"
 
 namespace kvcache::model {
@@ -74,11 +76,49 @@ SavedText saved_from(const StoredText& text, std::span<const int64_t> tokens) {
   return saved;
 }
 
+// Of a process that was killed while it wrote; nobody writes for an hour.
+bool is_left_over(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename().string();
+  if (name.find(std::string(kEnding) + ".tmp-") == name.npos) return false;
+  std::error_code error;
+  const auto time = entry.last_write_time(error);
+  return !error &&
+         fs::file_time_type::clock::now() - time > std::chrono::hours(1);
+}
+
+// At most what the file of `saved` takes: its values, and a header with two
+// lines on each section and the layout in quotes.
+size_t file_bytes(const SavedText& saved, const CheckpointIdentity& identity) {
+  constexpr size_t kLines = 256;  // names, a shape, two offsets, a digest
+  const std::string layout = SavedLayout::of(saved).to_json();
+  size_t sections = 2 + saved.logits.size();  // tokens, the digest of all
+  size_t bytes = saved.tokens.size() * sizeof(int64_t) + 2 * layout.size();
+  for (const Checkpoint& part : saved.parts) {
+    bytes += part.bytes();
+    sections += part.blocks.size() + 2 * part.points.size();
+  }
+  for (const auto& [position, logits] : saved.logits) bytes += logits.nbytes();
+  for (const auto& [field, value] : identity) {
+    bytes += 2 * (field.size() + value.size());
+  }
+  return bytes + (sections + identity.size()) * kLines;
+}
+
 }  // namespace
 
 SavedTexts::SavedTexts(PrefixFolder folder) : folder_(std::move(folder)) {
-  fs::create_directories(folder_.path);
+  make_folder();
   scan();
+}
+
+// There, whoever removed it meanwhile.
+void SavedTexts::make_folder() const {
+  std::error_code error;
+  fs::create_directories(folder_.path, error);
+  TORCH_CHECK_VALUE(
+      !error && fs::is_directory(folder_.path, error), "[PrefixCache] ",
+      folder_.path.string(), " must be a folder to keep texts in but got: ",
+      error ? error.message() : "it is a file", "; name one that can be made.");
 }
 
 void SavedTexts::report(const std::string& line) const {
@@ -106,11 +146,29 @@ std::optional<SavedTexts::Found> SavedTexts::find(
     std::span<const int64_t> tokens, const Namespace& space, int64_t multiple,
     int64_t more_than) {
   const std::scoped_lock lock(mutex_);
+  while (true) {  // each turn ends, or drops a damaged file
+    Found found;
+    found.position = more_than;
+    const Entry* const best = best_for(tokens, space, multiple, found);
+    if (best == nullptr) return std::nullopt;
+    try {
+      take(*best, multiple, found);
+      return found;
+    } catch (const c10::Error& error) {
+      report(error.what_without_backtrace());
+      std::erase_if(entries_, [&](const Entry& e) { return &e == best; });
+    }
+  }
+}
+
+// The file with the deepest place behind found.position, which moves there.
+const SavedTexts::Entry* SavedTexts::best_for(std::span<const int64_t> tokens,
+                                              const Namespace& space,
+                                              int64_t multiple,
+                                              Found& found) const {
   const auto size = static_cast<int64_t>(tokens.size());
   const std::string of = space_digest(space);
   const Entry* best = nullptr;
-  Found found;
-  found.position = more_than;
   for (const Entry& entry : entries_) {
     if (entry.space != of) continue;
     const int64_t matched = shared_tokens(entry.file.tokens(), tokens);
@@ -123,23 +181,19 @@ std::optional<SavedTexts::Found> SavedTexts::find(
       found.matched = matched;
     }
   }
-  if (best == nullptr) return std::nullopt;
-  try {
-    auto text = std::make_shared<StoredText>(
-        stored_from(best->file.read(found.position), multiple));
-    for (const PointExtras& extra : text->extras) {
-      if (extra.position == found.position) found.logits = extra.final_hidden;
-    }
-    found.text = std::move(text);
-    std::error_code ignored;  // the order of age is a hint
-    fs::last_write_time(best->file.path(), fs::file_time_type::clock::now(),
-                        ignored);
-    return found;
-  } catch (const c10::Error& error) {
-    report(error.what_without_backtrace());
-    std::erase_if(entries_, [&](const Entry& e) { return &e == best; });
-    return std::nullopt;
+  return best;
+}
+
+void SavedTexts::take(const Entry& entry, int64_t multiple, Found& found) {
+  auto text = std::make_shared<StoredText>(
+      stored_from(entry.file.read(found.position), multiple));
+  for (const PointExtras& extra : text->extras) {
+    if (extra.position == found.position) found.logits = extra.final_hidden;
   }
+  found.text = std::move(text);
+  std::error_code ignored;  // the order of age is a hint
+  fs::last_write_time(entry.file.path(), fs::file_time_type::clock::now(),
+                      ignored);
 }
 
 void SavedTexts::note(std::span<const int64_t> tokens, const Namespace& space) {
@@ -165,13 +219,12 @@ int64_t SavedTexts::save(CheckpointStore& store) {
                                   .deferred = true});
     if (!hit.text || hit.position != length) continue;
     if (hit.text->parts[0].length != length) continue;
-    write(noted, *hit.text);
-    ++written;
+    if (write(noted, *hit.text)) ++written;
   }
   return written;
 }
 
-void SavedTexts::write(const Noted& noted, const StoredText& text) {
+bool SavedTexts::write(const Noted& noted, const StoredText& text) {
   const std::string space = space_digest(noted.space);
   CheckpointIdentity identity = folder_.identity;
   identity[kSpace] = space;
@@ -179,14 +232,15 @@ void SavedTexts::write(const Noted& noted, const StoredText& text) {
     identity["adapter"] = noted.space.adapter + " from " +
                           std::to_string(noted.space.active_from);
   }
-  size_t bytes = 0;
-  for (const Checkpoint& part : text.parts) bytes += part.bytes();
+  const SavedText saved = saved_from(text, noted.tokens);
+  const size_t bytes = file_bytes(saved, identity);
   if (bytes > folder_.max_bytes) {
     report("a text of " + std::to_string(bytes) +
            " bytes is not saved: " + folder_.path.string() + " may have " +
            std::to_string(folder_.max_bytes));
-    return;
+    return false;
   }
+  make_folder();
   make_room(bytes);
   const std::string tokens =
       digest_of(noted.tokens.data(), noted.tokens.size() * sizeof(int64_t));
@@ -194,10 +248,15 @@ void SavedTexts::write(const Noted& noted, const StoredText& text) {
   for (const auto& [field, value] : folder_.identity) of += field + '=' + value;
   const fs::path path =
       folder_.path / (digest_of(of).substr(0, 8) + "-" + tokens + kEnding);
-  save_checkpoint(path, saved_from(text, noted.tokens), identity);
-  CheckpointFile file(path);
-  drop_superseded(file, space);
-  entries_.push_back({std::move(file), space});
+  save_checkpoint(path, saved, identity);
+  try {
+    CheckpointFile file(path);
+    drop_superseded(file, space);
+    entries_.push_back({std::move(file), space});
+  } catch (const c10::Error& error) {  // another process made room at once
+    report(error.what_without_backtrace());
+  }
+  return true;
 }
 
 // Texts that `by` begins with, where it can be restored wherever they can.
@@ -229,8 +288,9 @@ void SavedTexts::make_room(size_t bytes) {
   std::vector<Aged> files;
   size_t used = bytes;
   for (const auto& entry : fs::directory_iterator(folder_.path)) {
-    if (!entry.path().filename().string().ends_with(kEnding)) continue;
     std::error_code error;  // one that went meanwhile
+    if (is_left_over(entry)) fs::remove(entry.path(), error);
+    if (!entry.path().filename().string().ends_with(kEnding)) continue;
     const auto size = entry.file_size(error);
     const auto time = entry.last_write_time(error);
     if (error) continue;

@@ -39,8 +39,13 @@ class SavedTexts {
     std::vector<int64_t> tokens;
     Namespace space;
   };
+  void make_folder() const;
   void scan();
-  void write(const Noted& noted, const StoredText& text);
+  const Entry* best_for(std::span<const int64_t> tokens, const Namespace& space,
+                        int64_t multiple, Found& found) const;
+  static void take(const Entry& entry, int64_t multiple, Found& found);
+  // False: it is larger than the folder may be.
+  bool write(const Noted& noted, const StoredText& text);
   void drop_superseded(const CheckpointFile& by, const std::string& space);
   void make_room(size_t bytes);
   void report(const std::string& line) const;

@@ -4,6 +4,7 @@
 // those of PEFT 0.21.
 #include "kvcache/model/adapter.h"
 
+#include <ATen/ops/isfinite.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -295,6 +296,15 @@ std::map<std::string, Pair> checked_pairs(
   return pairs;
 }
 
+// `values` as they are used: those of B times the scale.
+void check_finite(const fs::path& path, const SafetensorsEntry& entry,
+                  const at::Tensor& values) {
+  TORCH_CHECK(at::isfinite(values).all().item<bool>(), "[load_adapter] ",
+              path.string(), ": tensor ", in_quotes(entry.name),
+              " must be finite in float32, times lora_alpha / r, but is not; "
+              "train the adapter again, or correct lora_alpha.");
+}
+
 }  // namespace
 
 Adapter load_adapter(const fs::path& folder, std::string name,
@@ -319,11 +329,14 @@ Adapter load_adapter(const fs::path& folder, std::string name,
     };
     adapter.modules.push_back(
         {weight, read(pair[0]), read(pair[1]).mul_(fields.scale)});
+    check_finite(path, *pair[0], adapter.modules.back().a);
+    check_finite(path, *pair[1], adapter.modules.back().b);
   }
   const MappedFile bytes(path);
+  // The scale by its bits: printed, near ones look alike.
   adapter.digest =
       digest_of(digest_of(bytes.bytes().data(), bytes.bytes().size()) +
-                c10::str(" ", fields.scale));
+                digest_of(&fields.scale, sizeof fields.scale));
   return adapter;
 }
 

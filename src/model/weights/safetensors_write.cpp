@@ -88,11 +88,13 @@ class Replacement {
  public:
   explicit Replacement(const fs::path& path) : path_(path) {
     static std::atomic<uint64_t> counter{0};
-    temporary_ = path_;
-    temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" +
-                  std::to_string(counter.fetch_add(1));
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-                 S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH);
+    do {  // past what a process of the same number left when it was killed
+      temporary_ = path_;
+      temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" +
+                    std::to_string(counter.fetch_add(1));
+      fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                   S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH);
+    } while (fd_ < 0 && errno == EEXIST);
     require(fd_ >= 0, "created");
   }
   ~Replacement() {

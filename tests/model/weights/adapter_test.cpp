@@ -10,6 +10,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "kvcache/model/safetensors.h"
 #include "tests/support/error_text.h"
@@ -110,6 +111,26 @@ class SpoiltAdapterTest : public ::testing::Test {
   json fields = fields_of("llama_upper");
   std::vector<std::pair<std::string, at::Tensor>> tensors;
 };
+
+// Scales that differ in a digit which is not printed.
+TEST_F(SpoiltAdapterTest, TheDigestIsOfTheScaleToo) {
+  std::set<std::string> digests;
+  for (const double alpha : {3.0, 3.00000001, 3.00000002}) {
+    set("lora_alpha", alpha);
+    digests.insert(load_adapter(folder.path(), "x", config).digest);
+  }
+  EXPECT_EQ(digests.size(), 3U);
+}
+
+TEST_F(SpoiltAdapterTest, ValuesAreFinite) {
+  set("lora_alpha", 1e300);
+  EXPECT_THAT(error(), AllOf(HasSubstr("lora_B.weight\" must be finite"),
+                             HasSubstr("lora_alpha")));
+  set("lora_alpha", 3);
+  tensor("lora_A.weight")[0][0] = NAN;
+  write_tensors();
+  EXPECT_THAT(error(), HasSubstr("lora_A.weight\" must be finite"));
+}
 
 TEST_F(SpoiltAdapterTest, IsFineAsItIs) { EXPECT_EQ(error(), "no error"); }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -128,6 +129,19 @@ TEST(WriteSafetensors, ReplacesAFileWholeOrLeavesItAlone) {
   for (const auto& item : std::filesystem::directory_iterator(folder.path()))
     files += item.is_regular_file() ? 1 : 0;
   EXPECT_EQ(files, 1) << "no temporary file is left";
+}
+
+// In a container each process has the number of the one that was killed.
+TEST(WriteSafetensors, PassesWhatAKilledProcessLeft) {
+  const TempFolder folder;
+  for (int i = 0; i < 200; ++i) {
+    folder.write("a.safetensors.tmp-" + std::to_string(::getpid()) + "-" +
+                     std::to_string(i),
+                 "half");
+  }
+  const auto path = folder.path() / "a.safetensors";
+  write_safetensors(path, {{"x", at::zeros({2}, at::kFloat)}});
+  EXPECT_EQ(SafetensorsFile(path).find("x")->shape[0], 2);
 }
 
 TEST(WriteSafetensors, RefusesWhatTheFormatCannotHold) {
