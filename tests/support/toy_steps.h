@@ -112,8 +112,11 @@ inline Ids joined(Ids a, const Ids& b) {
 inline Ids some_ids(size_t count, int seed = 0) {
   Ids ids;
   for (size_t i = 0; i < count; ++i) {
-    ids.push_back(
-        static_cast<int>((i * 5 + i * i * 3 + seed * 7 + seed) % kVocabulary));
+    // No two seeds below the vocabulary begin alike; larger ones differ later.
+    const auto from = static_cast<size_t>(seed);
+    ids.push_back(static_cast<int>(
+        (i * 5 + i * i * 3 + from + i * (from / kVocabulary) * 2) %
+        kVocabulary));
   }
   return ids;
 }
