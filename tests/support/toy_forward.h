@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <span>
@@ -109,17 +110,30 @@ class Forward {
 
   void write(const KvView& view, const Elements& keys, const Elements& values,
              int64_t heads, int64_t dim) const {
-    const Elements k(view.k), v(view.v);
     const auto* cell = view.cells.data_ptr<int64_t>();
     for (int64_t i = 0; i < rows_ * tokens_; ++i) {
-      for (int64_t n = 0; n < heads * dim && live(i / tokens_, i % tokens_);
-           ++n) {
-        const int64_t row = i / tokens_, t = i % tokens_;
-        k.set({row, n / dim, cell[i], n % dim},
-              keys.get({row, n / dim, t, n % dim}));
-        v.set({row, n / dim, cell[i], n % dim},
-              values.get({row, n / dim, t, n % dim}));
+      const int64_t row = i / tokens_, t = i % tokens_;
+      for (int64_t h = 0; h < heads && live(row, t); ++h) {
+        write_one(view.k, view.k_scale, {row, h, cell[i]}, keys, t, dim);
+        write_one(view.v, view.v_scale, {row, h, cell[i]}, values, t, dim);
       }
+    }
+  }
+  // Token `t` of a row and head into its cell.
+  static void write_one(const Tensor& to, const Tensor& scale,
+                        const std::array<int64_t, 3>& at, const Elements& from,
+                        int64_t t, int64_t dim) {
+    Floats x;
+    for (int64_t d = 0; d < dim; ++d) {
+      x.push_back(from.get({at[0], at[1], t, d}));
+    }
+    if (scale.defined()) {
+      Codes kept(x.data(), dim);
+      Elements(scale).set({at[0], at[1], at[2], 0}, kept.scale);
+      x = std::move(kept.codes);
+    }
+    for (int64_t d = 0; d < dim; ++d) {
+      Elements(to).set({at[0], at[1], at[2], d}, x[static_cast<size_t>(d)]);
     }
   }
 
@@ -127,6 +141,9 @@ class Forward {
   void read(const KvView& view, int64_t i, const float* q, int64_t heads,
             int64_t dim, Floats& mixed) const {
     const Elements k(view.k), v(view.v);
+    const bool scaled = view.k_scale.defined();
+    const Elements k_scale(scaled ? view.k_scale : view.k);
+    const Elements v_scale(scaled ? view.v_scale : view.v);
     const int64_t end = view.limits.data_ptr<int64_t>()[i];
     const int64_t first =
         view.sliding > 0 ? std::max<int64_t>(0, end - view.sliding) : 0;
@@ -144,10 +161,12 @@ class Forward {
       attend_head(
           q + h * dim, dim, 0, sinks + end - first,
           [&](int64_t n, int64_t d) {
-            return k.get({row, h, seen(n), d});
+            const float x = k.get({row, h, seen(n), d});
+            return scaled ? x * k_scale.get({row, h, seen(n), 0}) : x;
           },
           [&](int64_t n, int64_t d) {
-            return v.get({row, h, seen(n), d});
+            const float x = v.get({row, h, seen(n), d});
+            return scaled ? x * v_scale.get({row, h, seen(n), 0}) : x;
           },
           mixed.data() + h * dim);
     }
