@@ -56,16 +56,15 @@ class RingTest : public testing::TestWithParam<RingCase> {
 };
 INSTANTIATE_TEST_SUITE_P(
     Kinds, RingTest,
-    testing::Values(RingCase{"Preallocated"}, RingCase{"Window", true},
-                    RingCase{"WindowRollback", true, false, false, 3},
-                    RingCase{"WindowByOps", true, true, false, 2},
-                    RingCase{"PreallocatedByOps", false, true},
-                    RingCase{"Hybrid", true, false, true},
-                    RingCase{"HybridRollback", false, false, true, 4},
-                    RingCase{"PreallocatedInt8", false, false, false, 3,
-                             KvFormat::kInt8},
-                    RingCase{"WindowInt8", true, false, false, 0,
-                             KvFormat::kInt8}),
+    testing::Values(
+        RingCase{"Preallocated"}, RingCase{"Window", true},
+        RingCase{"WindowRollback", true, false, false, 3},
+        RingCase{"WindowByOps", true, true, false, 2},
+        RingCase{"PreallocatedByOps", false, true},
+        RingCase{"Hybrid", true, false, true},
+        RingCase{"HybridRollback", false, false, true, 4},
+        RingCase{"PreallocatedInt8", false, false, false, 3, KvFormat::kInt8},
+        RingCase{"WindowInt8", true, false, false, 0, KvFormat::kInt8}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(RingTest, KeepsWhatALaterQuerySeesAndNoMore) {
