@@ -73,7 +73,8 @@ Tensor quantised(const Tensor& values) {
   std::vector<int64_t> sizes = values.sizes().vec();
   sizes.back() = record_size(KvFormat::kInt8, sizes.back());
   const Tensor records = new_zeros(sizes, at::kChar, values.device());
-  const Tensor dense = values.contiguous();
+  // Memory is read, where the sign of a lazily negated tensor is not.
+  const Tensor dense = values.resolve_neg().contiguous();
   if (dense.scalar_type() == at::kFloat) {
     quantise_all<float>(dense, records);
   } else {

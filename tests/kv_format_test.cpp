@@ -3,6 +3,7 @@
 
 #include "src/kv_format.h"
 
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -208,6 +209,11 @@ TEST(KvFormat, ImportsPlainTensors) {
   feed(fed, tokens);
   const std::vector<KvTensors> layers = {{tokens.k, tokens.v}};
   imported.import_kv(layers, std::vector<int64_t>{5});
+  EXPECT_TRUE(same_bytes(fed, imported));
+  // Negated lazily: what the tensors show, not what lies in memory.
+  const std::vector<KvTensors> shown = {
+      {at::_neg_view(tokens.k.neg()), at::_neg_view(tokens.v.neg())}};
+  imported.import_kv(shown, std::vector<int64_t>{5});
   EXPECT_TRUE(same_bytes(fed, imported));
   // What comes out are the rounded values: once more in, at most a code apart.
   const std::vector<KvTensors> out = {fed.export_kv(0)};
