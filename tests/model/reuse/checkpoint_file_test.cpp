@@ -9,6 +9,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <tuple>
 
 #include "kvcache/model/safetensors.h"
 #include "tests/support/error_text.h"
@@ -189,8 +190,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(Variant::kAttention, Variant::kMixed),
                        ::testing::Values(KvFormat::kPlain, KvFormat::kInt8)),
     [](const auto& info) {
-      const auto& [variant, format] = info.param;
-      return toy::name_of(variant) + (format == KvFormat::kInt8 ? "Int8" : "");
+      const bool int8 = std::get<1>(info.param) == KvFormat::kInt8;
+      return toy::name_of(std::get<0>(info.param)) + (int8 ? "Int8" : "");
     });
 
 }  // namespace
