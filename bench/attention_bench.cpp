@@ -30,6 +30,7 @@
 namespace {
 
 using at::Tensor;
+using kvcache::KvFormat;
 using kvcache::KvView;
 using kvcache::Role;
 using kvcache::bench::Read;
@@ -98,11 +99,13 @@ enum Layout { kHeadMajor, kPositionMajor };
 // What the last `tokens` of `length` tokens read in each of `layers` layers of
 // a cache: head-major in ConcatCache, position-major in PreallocatedCache.
 std::vector<KvView> views_of(int64_t layers, int64_t length, int64_t tokens,
-                             Layout layout, at::ScalarType dtype) {
+                             Layout layout, at::ScalarType dtype,
+                             KvFormat format = KvFormat::kPlain) {
   const kvcache::AttentionLayer layer{.heads = kHeads, .head_dim = kHeadDim};
   const kvcache::CacheSpec spec{
       .capacity = length,
       .dtype = dtype,
+      .kv_format = format,
       .layers = std::vector<kvcache::LayerSpec>(layers, layer)};
   std::unique_ptr<kvcache::Cache> cache;
   if (layout == kHeadMajor) {
@@ -176,6 +179,45 @@ void decode(benchmark::State& state, at::ScalarType dtype) {
   state.counters["faster_rows"] = median(torch_rows) / layer;
 }
 
+// K and V as 8-bit codes and as they are, in turns.
+void decode_int8(benchmark::State& state, at::ScalarType dtype) {
+  const c10::InferenceMode inference;
+  const int64_t length = state.range(0);
+  const std::vector<KvView> plain =
+      views_of(kLayers, length, 1, kPositionMajor, dtype);
+  const std::vector<KvView> codes =
+      views_of(kLayers, length, 1, kPositionMajor, dtype, KvFormat::kInt8);
+  const Tensor q = queries(1, dtype);
+  Probe probe;
+  std::vector<double> of_plain, of_codes;
+  const auto run = [&](const std::vector<KvView>& layers,
+                       std::vector<double>& to) {
+    double total = 0;
+    for (const KvView& view : layers) {
+      to.push_back(seconds([&] {
+        benchmark::DoNotOptimize(
+            kvcache::attend(q, view, {.role = Role::kDecode}));
+      }));
+      total += to.back();
+    }
+    return total;
+  };
+  for (auto _ : state) {
+    probe.read();
+    run(plain, of_plain);
+    state.SetIterationTime(run(codes, of_codes));
+  }
+  const double layer = median(of_codes);
+  const double bytes =
+      static_cast<double>(2 * kHeads * (kHeadDim + 4) * length);
+  state.counters["ms"] = kLayers * layer * 1e3;
+  state.counters["GB_s"] = bytes / layer / 1e9;
+  state.counters["probe_GB_s"] = probe.rate() / 1e9;
+  state.counters["share"] = bytes / layer / probe.rate();
+  state.counters["plain_ms"] = kLayers * median(of_plain) * 1e3;
+  state.counters["faster"] = median(of_plain) / layer;
+}
+
 void prefill(benchmark::State& state, at::ScalarType dtype) {
   const c10::InferenceMode inference;
   const int64_t length = state.range(0);
@@ -220,6 +262,13 @@ void prefill_lengths(benchmark::internal::Benchmark* bench) {
 }
 BENCHMARK_CAPTURE(decode, bfloat16, at::kBFloat16)->Apply(decode_layouts);
 BENCHMARK_CAPTURE(decode, float32, at::kFloat)->Apply(decode_layouts);
+BENCHMARK_CAPTURE(decode_int8, bfloat16, at::kBFloat16)
+    ->ArgName("keys")
+    ->Arg(2000)
+    ->Arg(8000)
+    ->Iterations(15)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(prefill, bfloat16, at::kBFloat16)->Apply(prefill_lengths);
 BENCHMARK_CAPTURE(prefill, float32, at::kFloat)->Apply(prefill_lengths);
 

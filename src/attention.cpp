@@ -14,12 +14,26 @@
 
 #include "attention_ops.h"
 #include "kernels/attention_schedule.h"
+#include "kv_format.h"
 #include "storage.h"  // tensor_text
 
 namespace kvcache {
 namespace {
 
 using kernels::AttentionCall;
+
+void check_scales(const KvView& view) {
+  for (const auto& [name, x] :
+       {std::pair<const char*, const Tensor&>{"view.k_scale", view.k_scale},
+        {"view.v_scale", view.v_scale}}) {
+    TORCH_CHECK_VALUE(
+        x.dim() == 4 && x.sizes().slice(0, 3) == view.k.sizes().slice(0, 3) &&
+            x.size(3) == 1 && x.scalar_type() == at::kFloat && x.is_cpu(),
+        "[attend] ", name, " must be [", view.k.size(0), ", ", view.k.size(1),
+        ", ", view.k.size(2), ", 1] float32 on cpu but got ", tensor_text(x),
+        ".");
+  }
+}
 
 void check_tensors(const Tensor& q, const KvView& view) {
   TORCH_CHECK_VALUE(q.defined() && view.k.defined() && view.v.defined() &&
@@ -36,22 +50,26 @@ void check_tensors(const Tensor& q, const KvView& view) {
       q.is_cpu() ? "float32 or bfloat16" : "float32, bfloat16 or float16",
       " on ", q.device().type(), " but got ", dtype_text(q.scalar_type()),
       "; convert the model and its cache to one of them.");
+  const bool int8 = view.format == KvFormat::kInt8;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      view.format == KvFormat::kPlain && !view.blocks.defined() &&
-          !view.k_scale.defined() && !view.v_scale.defined(),
-      "[attend] the view must be plain but is quantised or paged; use a cache "
-      "kind that stores K and V plainly.");
+      (view.format == KvFormat::kPlain || (int8 && q.is_cpu())) &&
+          !view.blocks.defined() && view.k_scale.defined() == int8 &&
+          view.v_scale.defined() == int8,
+      "[attend] the view must be plain, or int8 with scales and on the CPU, "
+      "but is quantised otherwise or paged; use a cache kind that stores K and "
+      "V plainly.");
   TORCH_CHECK_VALUE(q.dim() == 4, "[attend] q must be [B, Hq, T, D] but got ",
                     tensor_text(q), ".");
+  const at::ScalarType stored = int8 ? at::kChar : q.scalar_type();
   for (const auto& [name, x] :
        {std::pair<const char*, const Tensor&>{"view.k", view.k},
         {"view.v", view.v}}) {
-    TORCH_CHECK_VALUE(
-        x.dim() == 4 && x.size(0) == q.size(0) && x.size(3) == q.size(3) &&
-            x.scalar_type() == q.scalar_type() && x.device() == q.device(),
-        "[attend] ", name, " must be [", q.size(0), ", H, S, ", q.size(3), "] ",
-        dtype_text(q.scalar_type()), " on ", q.device(), " like q but got ",
-        tensor_text(x), ".");
+    TORCH_CHECK_VALUE(x.dim() == 4 && x.size(0) == q.size(0) &&
+                          x.size(3) == q.size(3) && x.scalar_type() == stored &&
+                          x.device() == q.device(),
+                      "[attend] ", name, " must be [", q.size(0), ", H, S, ",
+                      q.size(3), "] ", dtype_text(stored), " on ", q.device(),
+                      int8 ? "" : " like q", " but got ", tensor_text(x), ".");
   }
   TORCH_CHECK_VALUE(view.k.sizes() == view.v.sizes(),
                     "[attend] view.k and view.v must have one shape but got ",
@@ -70,6 +88,7 @@ void check_tensors(const Tensor& q, const KvView& view) {
                       " must have a dense last dimension but its strides are ",
                       x.strides(), "; call contiguous() first.");
   }
+  if (int8) check_scales(view);
   const Tensor& limits = view.limits;
   TORCH_CHECK_VALUE(
       limits.dim() == 2 && limits.size(0) == q.size(0) &&
@@ -136,6 +155,18 @@ void check_limits(const AttentionCall& call, const KvView& view) {
   }
 }
 
+void set_scales(const KvView& view, AttentionCall& call) {
+  const Tensor &k = view.k_scale, &v = view.v_scale;
+  call.k_scale = k.const_data_ptr<float>();
+  call.v_scale = v.const_data_ptr<float>();
+  call.k_scale_row = k.stride(0), call.k_scale_head = k.stride(1);
+  call.k_scale_cell = k.stride(2);
+  call.v_scale_row = v.stride(0), call.v_scale_head = v.stride(1);
+  call.v_scale_cell = v.stride(2);
+  // Of in-place kinds the scale follows its codes.
+  call.key_bytes = record_size(view.format, view.k.size(3));
+}
+
 // All but the output.
 AttentionCall call_of(const Tensor& q, const KvView& view, double scale) {
   AttentionCall call;
@@ -156,6 +187,9 @@ AttentionCall call_of(const Tensor& q, const KvView& view, double scale) {
   call.rows = q.size(0), call.heads = view.k.size(1);
   call.group = q.size(1) / call.heads;
   call.tokens = q.size(2), call.head_dim = q.size(3);
+  call.element_bytes = static_cast<int64_t>(view.k.element_size());
+  call.key_bytes = call.element_bytes * call.head_dim;
+  if (view.format == KvFormat::kInt8) set_scales(view, call);
   call.sliding = view.sliding, call.sinks = view.sinks;
   call.ring = view.ring;
   call.scale = static_cast<float>(scale * std::numbers::log2e);

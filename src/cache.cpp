@@ -54,6 +54,32 @@ void check_layer(size_t number, const LayerSpec& layer) {
                     " taps and an empty state_shape; fix its RecurrentLayer.");
 }
 
+// Beyond, sums of products of codes would not fit into 32 bits with enough of
+// the query's own.
+constexpr int64_t kMostInt8HeadDim = 4096;
+
+void check_format(const CacheSpec& spec) {
+  if (spec.kv_format == KvFormat::kPlain) {
+    return;
+  }
+  TORCH_CHECK_TYPE(spec.dtype == at::kFloat || spec.dtype == at::kBFloat16,
+                   "[Cache::Cache] dtype must be float32 or bfloat16 for int8 "
+                   "K/V but got ",
+                   dtype_text(spec.dtype), "; set CacheSpec::dtype.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      spec.device.is_cpu(),
+      "[Cache::Cache] int8 K/V must be on the CPU but the device is ",
+      spec.device, "; leave CacheSpec::kv_format plain there.");
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* attention = std::get_if<AttentionLayer>(&layer);
+    TORCH_CHECK_VALUE(
+        attention == nullptr || attention->head_dim <= kMostInt8HeadDim,
+        "[Cache::Cache] head_dim must be at most ", kMostInt8HeadDim,
+        " for int8 K/V but got ", attention->head_dim,
+        "; leave CacheSpec::kv_format plain.");
+  }
+}
+
 CacheSpec checked(CacheSpec spec) {
   TORCH_CHECK_VALUE(spec.rows >= 1, "[Cache::Cache] rows must be >= 1 but got ",
                     spec.rows, "; set CacheSpec::rows.");
@@ -84,6 +110,7 @@ CacheSpec checked(CacheSpec spec) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     check_layer(static_cast<size_t>(spec.first_layer) + i, spec.layers[i]);
   }
+  check_format(spec);
   bytes_needed(spec, 1);  // throws if sizes multiply beyond 63 bits
   return spec;
 }

@@ -8,6 +8,7 @@
 
 #include "cache_impl.h"
 #include "held_rows.h"
+#include "kv_format.h"
 #include "kvcache/cache.h"
 #include "storage.h"
 
@@ -38,7 +39,9 @@ std::unique_ptr<Cache> Cache::fork() const {
   impl.check_idle("fork");
   std::unique_ptr<Cache> copy = do_make();
   for (const int64_t row : Impl::longest_first(impl.lengths)) {
-    Checkpoint kv{.length = impl.lengths[row], .dtype = impl.spec.dtype};
+    Checkpoint kv{.length = impl.lengths[row],
+                  .dtype = impl.spec.dtype,
+                  .format = impl.spec.kv_format};
     export_row(row, kv);
     copy->do_import(row, kv, kv.length);
     copy->impl_->lengths[row] = kv.length;  // the next import keeps this row
@@ -72,7 +75,9 @@ KvTensors Cache::take_layer(int64_t row, size_t index, int64_t first) const {
     taken.*part =
         length > 0
             ? held.take(from.*part, impl_->layouts[impl_->layout_of[index]])
-            : new_empty({layer.heads, 0, layer.head_dim}, impl_->spec.dtype,
+            : new_empty({layer.heads, 0,
+                         record_size(impl_->spec.kv_format, layer.head_dim)},
+                        record_dtype(impl_->spec.kv_format, impl_->spec.dtype),
                         impl_->spec.device);
   }
   return taken;
@@ -106,7 +111,10 @@ KvTensors Cache::export_kv(int64_t layer) const {
     const KvTensors one = take_layer(row, index, first);
     for (auto part : {&KvTensors::k, &KvTensors::v}) {
       const Tensor to = (all.*part).select(0, row);
-      const Tensor& from = one.*part;
+      const Tensor from =
+          impl.spec.kv_format == KvFormat::kPlain
+              ? one.*part
+              : dequantised(one.*part, attention.head_dim, impl.spec.dtype);
       to.narrow(1, 0, sinks).copy_(from.narrow(1, 0, sinks));
       to.narrow(1, first, length - first)
           .copy_(from.narrow(1, sinks, length - first));
@@ -140,17 +148,26 @@ void Cache::import_kv(std::span<const KvTensors> layers,
     check_import(layers[i], impl.spec, i, lengths);
   }
   at::NoGradGuard no_grad;
-  for (const int64_t row : Impl::longest_first(lengths)) {
-    Checkpoint one{.length = lengths[row],
-                   .first_layer = impl.spec.first_layer,
-                   .layers = impl.spec.layers,
-                   .dtype = impl.spec.dtype};
+  std::vector<Checkpoint> rows(lengths.size());  // all that can fail, first
+  for (size_t row = 0; row < rows.size(); ++row) {
+    Checkpoint& one = rows[row];
+    one = {.length = lengths[row],
+           .first_layer = impl.spec.first_layer,
+           .layers = impl.spec.layers,
+           .dtype = impl.spec.dtype,
+           .format = impl.spec.kv_format};
+    const auto stored = [&](const Tensor& plain) {
+      const Tensor part =
+          plain.select(0, static_cast<int64_t>(row)).narrow(1, 0, one.length);
+      return one.format == KvFormat::kPlain ? part : quantised(part);
+    };
     for (const KvTensors& pair : layers) {
-      one.kv.push_back({pair.k.select(0, row).narrow(1, 0, one.length),
-                        pair.v.select(0, row).narrow(1, 0, one.length)});
+      one.kv.push_back({stored(pair.k), stored(pair.v)});
       one.first.push_back(0);
     }
-    restore(one, row);
+  }
+  for (const int64_t row : Impl::longest_first(lengths)) {
+    restore(rows[static_cast<size_t>(row)], row);
   }
 }
 
@@ -219,8 +236,12 @@ size_t bytes_needed(const CacheSpec& spec, int64_t tokens) {
                     tokens, "; ask for the tokens of a row.");
   int64_t bytes = 0;
   int64_t number = spec.first_layer;
-  const auto add = [&](at::ScalarType dtype, std::vector<int64_t> sizes) {
-    int64_t product = 2 * static_cast<int64_t>(c10::elementSize(dtype));
+  const auto size_of = [](at::ScalarType dtype) {
+    return static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  const int64_t record_unit = size_of(record_dtype(spec.kv_format, spec.dtype));
+  const auto add = [&](int64_t unit, std::vector<int64_t> sizes) {
+    int64_t product = 2 * unit;
     sizes.push_back(spec.rows);
     bool sound = true;  // sizes come from files: no product may wrap
     for (const int64_t size : sizes) {
@@ -234,12 +255,15 @@ size_t bytes_needed(const CacheSpec& spec, int64_t tokens) {
   };
   for (const LayerSpec& layer : spec.layers) {
     if (const auto* a = std::get_if<AttentionLayer>(&layer)) {
-      add(spec.dtype, {tokens, a->heads, a->head_dim});  // K and V
+      // K and V
+      add(record_unit,
+          {tokens, a->heads, record_size(spec.kv_format, a->head_dim)});
     } else {
       const auto& r = std::get<RecurrentLayer>(layer);  // current and next
-      add(spec.conv_dtype.value_or(spec.dtype), {r.conv_channels, r.conv_taps});
+      add(size_of(spec.conv_dtype.value_or(spec.dtype)),
+          {r.conv_channels, r.conv_taps});
       if (!r.state_shape.empty()) {
-        add(at::kFloat, r.state_shape);
+        add(size_of(at::kFloat), r.state_shape);
       }
     }
     ++number;

@@ -5,6 +5,7 @@
 
 #include "cache_impl.h"
 #include "held_rows.h"
+#include "kv_format.h"
 #include "kvcache/cache.h"
 #include "storage.h"
 
@@ -31,22 +32,26 @@ void check_same_model(const Checkpoint& from, const CacheSpec& spec) {
                     "[Cache::restore] the cache holds ", dtype_text(spec.dtype),
                     " but got a checkpoint in ", dtype_text(from.dtype),
                     "; values would change, so make the cache in that dtype.");
-  TORCH_CHECK_VALUE(from.format == KvFormat::kPlain,
-                    "[Cache::restore] the cache stores plain K/V but got "
-                    "another format; values would change.");
+  TORCH_CHECK_VALUE(from.format == spec.kv_format,
+                    "[Cache::restore] the cache holds ",
+                    format_text(spec.kv_format),
+                    " K/V but got a checkpoint with ", format_text(from.format),
+                    " K/V; values would change, so make the cache with that "
+                    "CacheSpec::kv_format.");
 }
 
 void check_kv(const KvTensors& pair, const AttentionLayer& layer,
-              int64_t tokens, at::ScalarType dtype, size_t index) {
+              int64_t tokens, const Checkpoint& from, size_t index) {
+  const int64_t size = record_size(from.format, layer.head_dim);
+  const at::ScalarType dtype = record_dtype(from.format, from.dtype);
   for (const Tensor* t : {&pair.k, &pair.v}) {
-    TORCH_CHECK_VALUE(
-        t->defined() && t->dim() == 3 && t->size(0) == layer.heads &&
-            t->size(1) == tokens && t->size(2) == layer.head_dim &&
-            t->scalar_type() == dtype,
-        "[Cache::restore] K and V of attention layer ", index, " must be [",
-        layer.heads, ", ", tokens, ", ", layer.head_dim, "] ",
-        dtype_text(dtype), " but got ", tensor_text(*t),
-        "; use checkpoints as checkpoint() made them.");
+    TORCH_CHECK_VALUE(t->defined() && t->dim() == 3 &&
+                          t->size(0) == layer.heads && t->size(1) == tokens &&
+                          t->size(2) == size && t->scalar_type() == dtype,
+                      "[Cache::restore] K and V of attention layer ", index,
+                      " must be [", layer.heads, ", ", tokens, ", ", size, "] ",
+                      dtype_text(dtype), " but got ", tensor_text(*t),
+                      "; use checkpoints as checkpoint() made them.");
   }
 }
 
@@ -67,7 +72,7 @@ void check_blocks(const Checkpoint& from,
         from.length, " but token ", end,
         " is not the first of one; use checkpoints as checkpoint() made them.");
     for (size_t i = 0; i < layers.size(); ++i) {
-      check_kv(block->kv[i], layers[i], block->tokens, from.dtype, i);
+      check_kv(block->kv[i], layers[i], block->tokens, from, i);
     }
     end += block->tokens;
   }
@@ -89,7 +94,7 @@ void check_contents(const Checkpoint& from,
     const int64_t first = there ? from.first[i] : 0;
     const int64_t held =
         first < 0 ? -1 : std::min(layers[i].sinks, first) + from.length - first;
-    check_kv(there ? from.kv[i] : KvTensors{}, layers[i], held, from.dtype, i);
+    check_kv(there ? from.kv[i] : KvTensors{}, layers[i], held, from, i);
   }
   int64_t previous = 0;
   for (const auto& point : from.points) {
@@ -116,6 +121,7 @@ Checkpoint Cache::Impl::without_kv(int64_t row) const {
           .first_layer = spec.first_layer,
           .layers = spec.layers,
           .dtype = spec.dtype,
+          .format = spec.kv_format,
           .points = points[row]};
 }
 

@@ -9,14 +9,28 @@
 #include <utility>
 
 #include "held_rows.h"
+#include "kv_format.h"
 #include "kv_report.h"
 #include "kvcache/detail/step_data.h"
 #include "storage.h"
 
 namespace kvcache {
+namespace {
+
+CacheSpec checked(CacheSpec spec) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      spec.kv_format == KvFormat::kPlain,
+      "[ConcatCache::ConcatCache] K/V must be plain but the CacheSpec asks "
+      "for ",
+      format_text(spec.kv_format),
+      "; use a PreallocatedCache, WindowCache, SlotCache or StateCache.");
+  return spec;
+}
+
+}  // namespace
 
 ConcatCache::ConcatCache(CacheSpec spec)
-    : Cache(std::move(spec), States::kSwap),
+    : Cache(checked(std::move(spec)), States::kSwap),
       layers_(attention_layers(this->spec())) {
   committed_.resize(layers_.size());
   pending_.resize(layers_.size());

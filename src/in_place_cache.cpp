@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "held_rows.h"
+#include "kv_format.h"
 #include "kv_report.h"
 #include "storage.h"
 
@@ -81,12 +82,14 @@ std::vector<KvTensors> InPlaceCache::allocate(int64_t rows,
   std::vector<KvTensors> groups;
   for (const Group& g : plan_) {
     const int64_t S = cells_of(g, cells);
+    const int64_t R = record_size(spec().kv_format, g.head_dim);
     const auto sizes =
         options_.head_major
-            ? std::vector<int64_t>{g.layers, rows, g.heads, S, g.head_dim}
-            : std::vector<int64_t>{g.layers, rows, S, g.heads, g.head_dim};
-    groups.push_back({new_zeros(sizes, spec().dtype, spec().device),
-                      new_zeros(sizes, spec().dtype, spec().device)});
+            ? std::vector<int64_t>{g.layers, rows, g.heads, S, R}
+            : std::vector<int64_t>{g.layers, rows, S, g.heads, R};
+    const at::ScalarType dtype = record_dtype(spec().kv_format, spec().dtype);
+    groups.push_back({new_zeros(sizes, dtype, spec().device),
+                      new_zeros(sizes, dtype, spec().device)});
   }
   return groups;
 }
@@ -168,8 +171,16 @@ void InPlaceCache::do_shape(StepData& step) {
   c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    step.views[i].k = views_[i].k.narrow(0, step.first_row, step.rows);
-    step.views[i].v = views_[i].v.narrow(0, step.first_row, step.rows);
+    KvView& view = step.views[i];
+    view.format = spec().kv_format;
+    view.k = views_[i].k.narrow(0, step.first_row, step.rows);
+    view.v = views_[i].v.narrow(0, step.first_row, step.rows);
+    if (view.format == KvFormat::kInt8) {
+      view.k_scale = scales_of(view.k);
+      view.v_scale = scales_of(view.v);
+      view.k = codes_of(view.k, layers_[i].head_dim);
+      view.v = codes_of(view.v, layers_[i].head_dim);
+    }
   }
 }
 
@@ -212,34 +223,37 @@ void InPlaceCache::do_reorder(std::span<const int64_t> rows) {
   }
 }
 
+// Of each record, values and scale are counted apart.
 void InPlaceCache::do_memory(MemoryReport& report) const {
-  StorageBytes k, v;
-  for (const KvTensors& group : groups_) {
-    k.add(group.k);
-    v.add(group.v);
+  const bool bounded = spec().capacity || layers_.empty();
+  if (bounded) {
+    report.k.capacity = report.scales.capacity = 0;
   }
-  report.k.reserved = k.total();
-  report.v.reserved = v.total();
-  const int64_t bound = spec().capacity.value_or(0);
-  size_t used = 0, full = 0;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto cell =
-        static_cast<size_t>(layers_[i].heads * layers_[i].head_dim) *
-        c10::elementSize(spec().dtype);
-    const int64_t ring_cells = plan_[places_[i].group].ring_cells;
+  for (const Group& group : plan_) {
+    const auto values = static_cast<size_t>(
+        group.heads *
+        value_bytes(spec().kv_format, spec().dtype, group.head_dim));
+    const auto scales =
+        static_cast<size_t>(2 * group.heads * scale_bytes(spec().kv_format));
+    const auto add = [&](int64_t cells, auto of) {
+      const auto count = static_cast<size_t>(cells * group.layers);
+      of(report.k) += count * values;
+      of(report.scales) += count * scales;
+    };
+    add(spec().rows * cells_of(group, cells_),
+        [](MemoryUse& use) -> size_t& { return use.reserved; });
     for (const int64_t length : lengths()) {
-      used += cell * static_cast<size_t>(ring_cells > 0
-                                             ? std::min(length, ring_cells)
-                                             : length);
+      add(group.ring_cells > 0 ? std::min(length, group.ring_cells) : length,
+          [](MemoryUse& use) -> size_t& { return use.used; });
     }
-    full += cell * static_cast<size_t>(
-                       spec().rows * cells_of(plan_[places_[i].group], bound));
+    if (bounded) {
+      add(spec().rows * cells_of(group, spec().capacity.value_or(0)),
+          [](MemoryUse& use) -> size_t& { return *use.capacity; });
+    }
   }
-  for (MemoryUse* use : {&report.k, &report.v}) {
-    use->used = used;
-    if (spec().capacity || layers_.empty()) {
-      use->capacity = full;
-    }
+  report.v = report.k;
+  if (spec().kv_format == KvFormat::kInt8 && !bounded) {
+    report.scales.capacity.reset();
   }
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "kv_format.h"
 #include "storage.h"
 
 namespace kvcache {
@@ -41,8 +42,10 @@ std::vector<AttentionLayer> attention_layers(const CacheSpec& spec) {
 size_t token_bytes(const CacheSpec& spec) {
   size_t bytes = 0;
   for (const AttentionLayer& layer : attention_layers(spec)) {
-    bytes += 2 * static_cast<size_t>(layer.heads * layer.head_dim) *
-             c10::elementSize(spec.dtype);
+    const int64_t record =
+        value_bytes(spec.kv_format, spec.dtype, layer.head_dim) +
+        scale_bytes(spec.kv_format);
+    bytes += 2 * static_cast<size_t>(layer.heads * record);
   }
   return bytes;
 }
@@ -84,8 +87,10 @@ std::string describe_cache(const char* kind, const Cache& cache,
        << (spec.capacity ? std::to_string(*spec.capacity) : "unbounded")
        << ", kv_heads=" << range_text(heads)
        << ", head_dim=" << range_text(dims)
-       << ", dtype=" << dtype_text(spec.dtype) << ", " << std::fixed
-       << std::setprecision(1) << mib << " MiB, " << std::setprecision(0)
+       << ", dtype=" << dtype_text(spec.dtype)
+       << (spec.kv_format == KvFormat::kInt8 ? ", K/V in int8, " : ", ")
+       << std::fixed << std::setprecision(1) << mib << " MiB, "
+       << std::setprecision(0)
        << static_cast<double>(token_bytes(spec)) / 1024.0
        << " KiB/token, length="
        << *std::max_element(cache.lengths().begin(), cache.lengths().end())

@@ -39,6 +39,8 @@ std::string dtype_text(at::ScalarType dtype) {
       return "int64";
     case at::kInt:
       return "int32";
+    case at::kChar:
+      return "int8";
     default: {
       std::string text = c10::toString(dtype);
       for (char& letter : text) {

@@ -108,14 +108,45 @@ TEST(AttendErrors, Devices) {
 
 TEST(AttendErrors, OtherStorage) {
   const std::string text =
-      "[attend] the view must be plain but is quantised or paged; use a cache "
-      "kind that stores K and V plainly.";
+      "[attend] the view must be plain, or int8 with scales and on the CPU, "
+      "but is quantised otherwise or paged; use a cache kind that stores K and "
+      "V plainly.";
   AttentionCase c = good();
   c.view.k_scale = at::full({1}, 1.0);
+  EXPECT_EQ(refusal<c10::NotImplementedError>(c), text);
+  c.view.v_scale = c.view.k_scale;
+  EXPECT_EQ(refusal<c10::NotImplementedError>(c), text);
+  c = good();
+  c.view.format = KvFormat::kInt8;
+  EXPECT_EQ(refusal<c10::NotImplementedError>(c), text);
+  c = good();
+  c.view.format = static_cast<KvFormat>(7);
   EXPECT_EQ(refusal<c10::NotImplementedError>(c), text);
   c = good();
   c.view.blocks = at::full({1, 1}, 0, at::kInt);
   EXPECT_EQ(refusal<c10::NotImplementedError>(c), text);
+}
+
+TEST(AttendErrors, Int8Views) {
+  AttentionCase c = good();
+  quantise({.head_dim = 64}, c.view);
+  EXPECT_NO_THROW(attend(c.q, c.view));
+  AttentionCase other = c;
+  other.view.k = other.view.k.to(at::kFloat);
+  EXPECT_THAT(
+      refusal<c10::ValueError>(other),
+      StartsWith("[attend] view.k must be [2, H, S, 64] int8 on cpu but "
+                 "got [2, 2, 6, 64] float32"));
+  other = c;
+  other.view.v_scale = other.view.v_scale.narrow(2, 0, 5);
+  EXPECT_EQ(refusal<c10::ValueError>(other),
+            "[attend] view.v_scale must be [2, 2, 6, 1] float32 on cpu but got "
+            "[2, 2, 5, 1] float32 on cpu.");
+  other = c;
+  other.view.k_scale = other.view.k_scale.to(at::kDouble);
+  EXPECT_EQ(refusal<c10::ValueError>(other),
+            "[attend] view.k_scale must be [2, 2, 6, 1] float32 on cpu but got "
+            "[2, 2, 6, 1] float64 on cpu.");
 }
 
 TEST(AttendErrors, Ranges) {

@@ -175,7 +175,7 @@ TEST_P(CacheTest, ExportAndImport) {
         for (int64_t n = 0; n < a->heads * a->head_dim; ++n) {
           const size_t at = static_cast<size_t>(p * a->heads * a->head_dim + n);
           EXPECT_EQ(Elements(v).get({row, n / a->head_dim, p, n % a->head_dim}),
-                    at < want.size() ? want[at] : 0);
+                    at < want.size() ? rounded(want[at], dtype) : 0);
         }
       }
     }
@@ -183,6 +183,9 @@ TEST_P(CacheTest, ExportAndImport) {
   }
   if (hybrid) {
     return;  // refused; see errors_test
+  }
+  if (kind.format != KvFormat::kPlain) {
+    return;  // values are quantised once more; see kv_format_test
   }
   const std::unique_ptr<Cache> to = make();
   feed_all(*to, model, some_ids(9, 4));

@@ -221,7 +221,8 @@ void serve(const Options& options, const Engine& engine, Work& work,
                      kind, *engine.model,
                      {.rows = rows,
                       .capacity = options.model.context.value_or(work.longest),
-                      .slots = true}),
+                      .slots = true,
+                      .kv_format = options.model.kv_storage()}),
                  graphs_for(options.model), work, progress);
 }
 

@@ -68,6 +68,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
   const std::string dtype = dtype_name(*engine.model);
   const std::string kind(
       model::to_string(options.model.cache_kind(*engine.model)));
+  const bool int8 = options.model.kv_storage() == KvFormat::kInt8;
   if (options.json) {
     Json json;
     json["decode_tokens_per_second"] = speed.decode;
@@ -76,6 +77,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
     json["decoded"] = options.decode;
     json["dtype"] = dtype;
     json["cache"] = kind;
+    json["kv_format"] = int8 ? "int8" : dtype;
     json["threads"] = thread_count();
     json["weight_bytes"] = engine.model->weight_bytes();
     json["load_ms"] = engine.load_ms;
@@ -88,7 +90,7 @@ void write_speed(const Options& options, const Engine& engine, int64_t length,
                 "%6lld tokens: prefill %8.1f tok/s, decode %7.1f tok/s (%s, "
                 "%s)\n",
                 static_cast<long long>(length), speed.prefill, speed.decode,
-                dtype.c_str(), kind.c_str());
+                dtype.c_str(), (kind + (int8 ? ", K/V in int8" : "")).c_str());
   write_out(line);
 }
 

@@ -44,7 +44,8 @@ std::unique_ptr<Cache> chat_cache(const Engine& engine,
   return model::make_cache(
       options.cache_kind(*engine.model), *engine.model,
       {.capacity = std::min(options.context.value_or(limit), limit),
-       .grow = true});
+       .grow = true,
+       .kv_format = options.kv_storage()});
 }
 
 void run(const Options& options) {

@@ -42,6 +42,11 @@ void Options::check() const {
     throw UsageError(
         "choose runs all of a text with its adapter; leave --adapter-from out");
   }
+  if (model.kv_format != "auto") {
+    throw UsageError("--kv-format " + model.kv_format +
+                     ": choose keeps K and V in the model's dtype; generate, "
+                     "score, batch, bench, verify and chat can");
+  }
   if (mb < 0 || mb > kMostMb) {
     throw UsageError("--prefix-cache-mb must be between 0 and " +
                      std::to_string(kMostMb) + " but got " +

@@ -149,7 +149,8 @@ std::unique_ptr<Cache> cache_for(const Engine& engine,
   const int64_t fresh = model::plan_new_tokens(*engine.model, tokens, generate);
   const auto needed = static_cast<int64_t>(tokens.size()) + fresh;
   return model::make_cache(options.cache_kind(*engine.model), *engine.model,
-                           {.capacity = options.context.value_or(needed)});
+                           {.capacity = options.context.value_or(needed),
+                            .kv_format = options.kv_storage()});
 }
 
 std::string dtype_name(const model::Transformer& model) {

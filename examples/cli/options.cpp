@@ -98,6 +98,12 @@ at::Device ModelOptions::torch_device() const {
   return {at::kCUDA, index};
 }
 
+KvFormat ModelOptions::kv_storage() const {
+  if (kv_format == "auto") return KvFormat::kPlain;
+  if (kv_format == "int8") return KvFormat::kInt8;
+  throw UsageError("--kv-format must be auto or int8 but got " + kv_format);
+}
+
 std::optional<model::CacheKind> ModelOptions::given_kind() const {
   if (cache.empty()) return std::nullopt;
   if (const auto kind = model::cache_kind(cache)) return kind;
@@ -185,11 +191,26 @@ void ModelOptions::check_adapters() const {
   }
 }
 
+void ModelOptions::check_kv_format() const {
+  if (kv_storage() == KvFormat::kPlain) return;
+  const auto kind = given_kind();
+  if (kind == model::CacheKind::kConcat || kind == model::CacheKind::kNone) {
+    throw UsageError("--kv-format " + kv_format + ": --cache " + cache +
+                     " cannot; use --cache preallocated, state or window");
+  }
+  if (!torch_device().is_cpu()) {
+    throw UsageError("--kv-format " + kv_format +
+                     ": K and V are quantised on the CPU only; add --device "
+                     "cpu, or leave --kv-format out");
+  }
+}
+
 void ModelOptions::check() const {
   check_adapters();
   scalar_type();
   given_kind();
   torch_device();
+  check_kv_format();
   check_graphs();
   check_at_least_one("--threads", threads);
   if (threads && *threads > kMostThreads) {
@@ -229,6 +250,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
                   "shapes), concat, or none (recompute everything); default: "
                   "state for a model with recurrent layers, else preallocated")
       ->type_name("KIND");
+  command
+      .add_option("--kv-format", options.kv_format,
+                  "how K and V are kept: auto (in the model's dtype) or int8 "
+                  "(about half of that memory; other bits than auto)")
+      ->capture_default_str()
+      ->type_name("FORMAT");
   command
       .add_option("--context", options.context,
                   "most tokens of prompt and answer; default: what the request "

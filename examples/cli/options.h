@@ -24,6 +24,7 @@ struct ModelOptions {
   std::optional<int> threads;
   std::string device = "cpu";
   std::string cache;  // empty: what suits the model
+  std::string kv_format = "auto";
   std::optional<int64_t> context;
   int64_t chunk = 256;
   std::string graph = "auto";  // of a window cache
@@ -36,6 +37,7 @@ struct ModelOptions {
   std::optional<at::ScalarType> scalar_type() const;    // empty: auto, packed
   std::optional<model::WeightPacking> packing() const;  // empty: auto
   at::Device torch_device() const;  // this program has its part for it
+  KvFormat kv_storage() const;
   model::CacheKind cache_kind(const model::LanguageModel& model) const;
   bool is_window() const;
   // Names and folders, in their order.
@@ -50,6 +52,7 @@ struct ModelOptions {
   std::optional<model::CacheKind> given_kind() const;
   void check_graphs() const;
   void check_adapters() const;
+  void check_kv_format() const;
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);

@@ -69,7 +69,8 @@ std::shared_ptr<model::PrefixCache> prefix_for(const Engine& engine,
   if (flags.folder) {
     prefix.folder.path = *flags.folder;
     prefix.folder.max_bytes = static_cast<size_t>(flags.folder_mb) << 20;
-    prefix.folder.identity = model::identity_of(options.model, *engine.model);
+    prefix.folder.identity =
+        model::identity_of(options.model, *engine.model, options.kv_storage());
     // Bits hang on where prefill is cut, where the model is not row-exact.
     prefix.folder.identity["chunk"] = std::to_string(options.chunk);
     prefix.folder.log = [](model::LogLevel, std::string_view line) {

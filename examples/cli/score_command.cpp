@@ -32,10 +32,11 @@ void run(const Options& options) {
       .adapter = options.model.adapter(),
       .adapter_from = options.model.adapter_from};
   model::check_score(*engine.model, tokens, score);
-  const auto cache =
-      model::make_cache(options.model.cache_kind(*engine.model), *engine.model,
-                        {.capacity = options.model.context.value_or(
-                             static_cast<int64_t>(tokens.size()))});
+  const auto cache = model::make_cache(
+      options.model.cache_kind(*engine.model), *engine.model,
+      {.capacity =
+           options.model.context.value_or(static_cast<int64_t>(tokens.size())),
+       .kv_format = options.model.kv_storage()});
   const auto log_probs =
       model::score(*engine.model, cache.get(), tokens, score);
   progress.clear();

@@ -54,7 +54,8 @@ void run(const Options& options) {
                            .chunk = options.model.chunk,
                            .new_tokens = options.new_tokens,
                            .adapter = options.model.adapter(),
-                           .adapter_from = options.model.adapter_from});
+                           .adapter_from = options.model.adapter_from,
+                           .kv_format = options.model.kv_storage()});
   progress.clear();
   const bool same = report.first_difference.empty();
   if (options.json) {

@@ -16,9 +16,10 @@ struct AttendOptions {
 
 // softmax(q k^T * scale) v over the keys that `view` shows to each query.
 // `q` is [B, Hq, T, D] in the view's dtype, any strides with a dense last
-// dimension, as K and V; query head h reads key/value head h / (Hq / H).
-// Returns [B, Hq, T, D], a transposed view of dense [B, T, Hq, D]; a query that
-// sees nothing gets 0. No gradient flows through it.
+// dimension, as K and V; query head h reads key/value head h / (Hq / H). Over
+// KvFormat::kInt8 it is float32 or bfloat16. Returns [B, Hq, T, D], a
+// transposed view of dense [B, T, Hq, D]; a query that sees nothing gets 0. No
+// gradient flows through it.
 //
 // Row-exact on the CPU: partial results over fixed blocks of keys, counted from
 // position 0 of the row, sinks in a block of their own before them, merged in a
@@ -29,7 +30,9 @@ struct AttendOptions {
 // that no query sees may hold NaN.
 //
 // float32 and bfloat16; accumulates in float32. With avx512_bf16, weights of a
-// bfloat16 call are rounded to bfloat16.
+// bfloat16 call are rounded to bfloat16. Over KvFormat::kInt8, on the CPU,
+// parts of a query and weights times scales are rounded to 2^-16 of the largest
+// of the query, or of the block.
 //
 // On other devices, where float16 will do as well, ATen ops come close to it.
 // They wait for nothing, send nothing and take their shapes from the view's, so

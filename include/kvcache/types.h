@@ -40,6 +40,12 @@ struct RecurrentLayer {
 
 using LayerSpec = std::variant<AttentionLayer, RecurrentLayer>;
 
+// How K and V are stored. kInt8: one signed byte a value and one float32 scale
+// for each token and head, value = code * scale, max |code| 127; nothing spans
+// tokens, so what is stored does not depend on how tokens came in. In-place
+// kinds on the CPU, float32 or bfloat16 outside.
+enum class KvFormat : uint8_t { kPlain, kInt8 };
+
 // What a cache is made for. Layers are numbered from `first_layer`, so that a
 // cache over the upper part of a model is called with the model's own numbers.
 struct CacheSpec {
@@ -48,7 +54,8 @@ struct CacheSpec {
       {};  // most tokens a row holds; empty: no bound
   std::optional<int64_t> max_step =
       {};  // largest T, for kinds with static shapes
-  at::ScalarType dtype = at::kBFloat16;  // of K and V
+  at::ScalarType dtype = at::kBFloat16;   // of K and V, as update() takes them
+  KvFormat kv_format = KvFormat::kPlain;  // as they are kept
   std::optional<at::ScalarType> conv_dtype =
       {};  // of conv inputs; empty: dtype
   at::Device device = at::kCPU;
@@ -66,16 +73,13 @@ struct StepSpec {
   std::optional<int64_t> rows = {};  // empty: to the last row
 };
 
-// How K and V are stored. Only kPlain exists; others are kinds to come.
-enum class KvFormat : uint8_t { kPlain };
-
 // What attention reads. Query (b, t) sees positions [max(0, n - sliding), n),
 // n = limits[b, t] (sliding 0: from 0), and [0, min(sinks, n)). n = 0 sees
 // nothing and gives 0. Position p lies in cell p; with a ring, from `sinks` on,
 // in cell sinks + (p - sinks) % ring. Through `blocks` if paged.
 struct KvView {
-  Tensor k, v;              // kPlain: [B, H, S, D], any strides with dense D
-  Tensor k_scale, v_scale;  // [B, H, S, D / group]; undefined: not quantised
+  Tensor k, v;  // [B, H, S, D], any strides with dense D; kInt8: int8 codes
+  Tensor k_scale, v_scale;  // kInt8: [B, H, S, 1] float32; else undefined
   Tensor blocks;            // [B, n] int32; undefined: not paged
   Tensor limits;            // [B, T] int64: keys seen
   Tensor cells;             // [B, T] int64: where the new token goes; dead: -1
@@ -128,7 +132,9 @@ struct KvTensors {
 struct KvBlock {
   int64_t first = 0;
   int64_t tokens = 0;
-  std::vector<KvTensors> kv = {};  // per attention layer [H, tokens, D]
+  // Per attention layer [H, tokens, D]; in kInt8 [H, tokens, R] int8, of which
+  // R - 4 are codes and padding and the last 4 a float32 scale.
+  std::vector<KvTensors> kv = {};
 };
 using KvBlocks = std::vector<std::shared_ptr<const KvBlock>>;
 
@@ -141,7 +147,7 @@ struct Checkpoint {
   std::vector<LayerSpec> layers = {};
   at::ScalarType dtype = at::kBFloat16;
   KvFormat format = KvFormat::kPlain;
-  std::vector<KvTensors> kv = {};  // per attention layer [H, length, D]
+  std::vector<KvTensors> kv = {};  // as in a block: [H, length, D or R]
   // Per attention layer, first position held of those behind the sinks. If it
   // is not 0: K/V of [0, min(sinks, first)), then of [first, length).
   std::vector<int64_t> first = {};

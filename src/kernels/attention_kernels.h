@@ -18,7 +18,7 @@ constexpr int64_t kKeyBlock = 128;
 // ring, so a ring and full storage are cut alike.
 constexpr int64_t kSinkBlock = -1;
 
-enum class Element : uint8_t { kFloat32, kBFloat16 };
+enum class Element : uint8_t { kFloat32, kBFloat16 };  // of q and the result
 
 // A checked attend() call as plain numbers. Strides count elements.
 struct AttentionCall {
@@ -31,6 +31,13 @@ struct AttentionCall {
   int64_t q_row = 0, q_head = 0, q_token = 0;
   int64_t k_row = 0, k_head = 0, k_cell = 0;
   int64_t v_row = 0, v_head = 0, v_cell = 0;
+  // K and V are int8 codes if these are set, else numbers like q.
+  const float* k_scale = nullptr;  // [B, H, cells]
+  const float* v_scale = nullptr;
+  int64_t k_scale_row = 0, k_scale_head = 0, k_scale_cell = 0;
+  int64_t v_scale_row = 0, v_scale_head = 0, v_scale_cell = 0;
+  // Bytes of an element of K or V, and of a key that lie together.
+  int64_t element_bytes = 0, key_bytes = 0;
   int64_t limits_row = 0, limits_token = 0;
   int64_t rows = 0, heads = 0, group = 0, tokens = 0, head_dim = 0;
   int64_t sliding = 0;  // 0: none

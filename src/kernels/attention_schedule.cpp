@@ -195,18 +195,20 @@ int64_t KeySplit::task_at(int64_t keys) const {
 // Keys or values of a task, or of all heads at its positions.
 MemoryRows KeySplit::rows_of(const KeyTask& task, bool values) const {
   const AttentionCall& call = *call_;
-  const int64_t size = call.element == Element::kFloat32 ? 4 : 2;
+  const int64_t size = call.element_bytes;
   const int64_t cell = values ? call.v_cell : call.k_cell;
+  const int64_t between_heads = values ? call.v_head : call.k_head;
   const int64_t head = by_position_ ? 0 : task.pair % call.heads;
   const int64_t first = (first_row_ + task.pair / call.heads) *
                             (values ? call.v_row : call.k_row) +
-                        head * (values ? call.v_head : call.k_head) +
-                        task.begin * cell;
-  return {.first =
-              static_cast<const char*>(values ? call.v : call.k) + size * first,
-          .rows = task.keys,
-          .step = size * cell,
-          .bytes = size * call.head_dim * (by_position_ ? call.heads : 1)};
+                        head * between_heads + task.begin * cell;
+  return {
+      .first =
+          static_cast<const char*>(values ? call.v : call.k) + size * first,
+      .rows = task.keys,
+      .step = size * cell,
+      .bytes = call.key_bytes +
+               (by_position_ ? (call.heads - 1) * between_heads * size : 0)};
 }
 
 // What task i asks for. Head by head: its own values, then the keys of the

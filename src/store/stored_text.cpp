@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "kv_format.h"
+
 namespace kvcache {
 namespace {
 
@@ -29,8 +31,9 @@ bool has_conv(const std::vector<LayerSpec>& layers) {
 
 void write(std::ostream& out, int64_t first_layer,
            const std::vector<LayerSpec>& layers, at::ScalarType dtype,
-           at::ScalarType conv_dtype) {
+           KvFormat format, at::ScalarType conv_dtype) {
   out << '[' << first_layer << ':' << c10::toString(dtype);
+  if (format != KvFormat::kPlain) out << '/' << format_text(format);
   if (has_conv(layers)) out << ':' << c10::toString(conv_dtype);
   for (const LayerSpec& layer : layers) write(out, layer);
   out << ']';
@@ -50,7 +53,7 @@ size_t attention_layers(const Checkpoint& part) {
 std::string layout_of(std::span<const CacheSpec> parts) {
   std::ostringstream out;
   for (const CacheSpec& part : parts) {
-    write(out, part.first_layer, part.layers, part.dtype,
+    write(out, part.first_layer, part.layers, part.dtype, part.kv_format,
           part.conv_dtype.value_or(part.dtype));
   }
   return out.str();
@@ -290,7 +293,7 @@ std::string layout_of_text(const StoredText& text) {
   std::ostringstream out;
   for (const Checkpoint& part : text.parts) {
     const bool conv = !part.points.empty() && part.points[0]->conv.defined();
-    write(out, part.first_layer, part.layers, part.dtype,
+    write(out, part.first_layer, part.layers, part.dtype, part.format,
           conv ? part.points[0]->conv.scalar_type() : part.dtype);
   }
   return out.str();

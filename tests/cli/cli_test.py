@@ -90,6 +90,7 @@ class UsageTest(ProgramTest):
             ("--device", "cuda:-1", "number up to 127 but got cuda:-1"),
             ("--device", "cuda:128", "number up to 127 but got cuda:128"),
             ("--cache", "paged", "must be preallocated, state, window, concat or none"),
+            ("--kv-format", "int4", "must be auto or int8 but got int4"),
         ):
             for command in ("generate", "score"):
                 self.assert_error(
@@ -257,6 +258,22 @@ class GenerateTest(ProgramTest):
                 for key in ("tokens", "logprobs", "finish_reason"):
                     self.assertEqual(got[key], wanted[key], (cache, chunk))
                 self.assertEqual(got["cache"]["capacity"] is None, cache == "concat")
+
+    def test_codes_agree_bit_for_bit_among_caches(self):
+        ids = ",".join(str(3 + i * 7 % 60) for i in range(40))
+        base = tiny("generate", LLAMA, "--tokens", ids, "--ignore-eos", "--max-new-tokens", "20")
+        plain = run_json(*base)
+        wanted = run_json(*base, "--kv-format", "int8")
+        self.assertNotEqual(wanted["logprobs"], plain["logprobs"])
+        self.assertLess(wanted["cache"]["bytes"], plain["cache"]["bytes"])
+        for cache in ("preallocated", "state", "window"):
+            got = run_json(*base, "--kv-format", "int8", "--cache", cache, "--chunk", "7")
+            self.assertEqual(got["logprobs"], wanted["logprobs"], cache)
+        for cache in ("concat", "none"):
+            self.assert_error(
+                2, *base, "--kv-format", "int8", "--cache", cache,
+                text=("--cache " + cache + " cannot", "preallocated, state or window"),
+            )
 
     def test_thread_counts_agree_bit_for_bit(self):
         base = ("generate", "--model", LLAMA, "--tokens", "45,3,9", "--max-new-tokens", "8")

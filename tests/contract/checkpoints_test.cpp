@@ -27,6 +27,7 @@ TEST_P(CheckpointTest, RestoresIntoEveryKindAtEveryLength) {
   EXPECT_EQ(saved.length, 8);
   EXPECT_EQ(saved.points.size(), hybrid ? 2U : 0U);
   for (const Kind& other : kinds()) {
+    if (other.format != kind.format) continue;  // refused, see RestoreErrors
     for (int64_t target = 0; target <= 8; ++target) {
       const std::unique_ptr<Cache> to =
           other.make(spec_of(model, rows, 12, dtype));
@@ -68,6 +69,7 @@ TEST_P(CheckpointTest, BlocksRestoreIntoEveryKindAtEveryLength) {
   EXPECT_EQ(saved.blocks[2]->tokens, 2);
   EXPECT_EQ(saved.bytes(), cache->checkpoint(rows - 1).bytes());
   for (const Kind& other : kinds()) {
+    if (other.format != kind.format) continue;  // refused, see RestoreErrors
     for (int64_t target = 0; target <= 8; ++target) {
       const std::unique_ptr<Cache> to =
           other.make(spec_of(model, rows, 12, dtype));
@@ -266,10 +268,13 @@ TEST_P(RestoreErrors, AnotherModel) {
           "[Cache::restore] the cache holds float32 but got a checkpoint in "
           "bfloat16; values would change, so make the cache in that dtype.");
   from = saved;
-  from.format = static_cast<KvFormat>(1);
-  refuses(from,
-          "[Cache::restore] the cache stores plain K/V but got another "
-          "format; values would change.");
+  const bool plain = saved.format == KvFormat::kPlain;
+  from.format = plain ? KvFormat::kInt8 : KvFormat::kPlain;
+  refuses(from, std::string("[Cache::restore] the cache holds ") +
+                    (plain ? "plain K/V but got a checkpoint with int8 K/V"
+                           : "int8 K/V but got a checkpoint with plain K/V") +
+                    "; values would change, so make the cache with that "
+                    "CacheSpec::kv_format.");
 }
 
 TEST_P(RestoreErrors, Lengths) {
@@ -291,10 +296,14 @@ TEST_P(RestoreErrors, Lengths) {
 // A checkpoint that was made elsewhere is never read past its ends.
 TEST_P(RestoreErrors, DamagedContents) {
   const std::string advice = "; use checkpoints as checkpoint() made them.";
+  const bool int8 = saved.format == KvFormat::kInt8;
+  const std::string held_now =
+      int8 ? "[2, 3, 8] int8 on cpu" : "[2, 3, 4] float32 on cpu";
   const auto kv_error = [&](const std::string& layer, const std::string& size,
                             const std::string& got) {
     return "[Cache::restore] K and V of attention layer " + layer +
-           " must be [2, " + size + ", 4] float32 but got " + got + advice;
+           " must be [2, " + size + ", " + (int8 ? "8] int8" : "4] float32") +
+           " but got " + got + advice;
   };
   Checkpoint from = saved;
   from.kv.pop_back();
@@ -310,10 +319,10 @@ TEST_P(RestoreErrors, DamagedContents) {
   refuses(from, kv_error("0", "3", "[2, 3, 4] float16 on cpu"));
   from = saved;
   from.length = 5;
-  refuses(from, kv_error("0", "5", "[2, 3, 4] float32 on cpu"));
+  refuses(from, kv_error("0", "5", held_now));
   from = saved;
   from.first[0] = 4;
-  refuses(from, kv_error("0", "-1", "[2, 3, 4] float32 on cpu"));
+  refuses(from, kv_error("0", "-1", held_now));
   const std::unique_ptr<Cache> source =
       kinds()[GetParam()].make(spec_of(model, 1, 6));
   source->restore(saved, 0);

@@ -18,6 +18,7 @@ struct RingCase {
   std::string name;
   bool window = false, by_ops = false, hybrid = false;
   int64_t rollback = 0;
+  KvFormat format = KvFormat::kPlain;
 };
 
 std::vector<LayerSpec> ring_layers(bool hybrid) {
@@ -39,6 +40,7 @@ class RingTest : public testing::TestWithParam<RingCase> {
   std::unique_ptr<Cache> make(int64_t rows = kRows) const {
     CacheSpec spec = spec_of(model, rows, kCapacity);
     spec.max_step = kMaxStep;
+    spec.kv_format = GetParam().format;
     std::optional<ForcedOps> ops;
     if (GetParam().by_ops) {
       ops.emplace();
@@ -54,12 +56,15 @@ class RingTest : public testing::TestWithParam<RingCase> {
 };
 INSTANTIATE_TEST_SUITE_P(
     Kinds, RingTest,
-    testing::Values(RingCase{"Preallocated"}, RingCase{"Window", true},
-                    RingCase{"WindowRollback", true, false, false, 3},
-                    RingCase{"WindowByOps", true, true, false, 2},
-                    RingCase{"PreallocatedByOps", false, true},
-                    RingCase{"Hybrid", true, false, true},
-                    RingCase{"HybridRollback", false, false, true, 4}),
+    testing::Values(
+        RingCase{"Preallocated"}, RingCase{"Window", true},
+        RingCase{"WindowRollback", true, false, false, 3},
+        RingCase{"WindowByOps", true, true, false, 2},
+        RingCase{"PreallocatedByOps", false, true},
+        RingCase{"Hybrid", true, false, true},
+        RingCase{"HybridRollback", false, false, true, 4},
+        RingCase{"PreallocatedInt8", false, false, false, 3, KvFormat::kInt8},
+        RingCase{"WindowInt8", true, false, false, 0, KvFormat::kInt8}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(RingTest, KeepsWhatALaterQuerySeesAndNoMore) {
@@ -209,9 +214,14 @@ class RingFuzz {
     const int64_t from = pick(kRows), to = pick(kRows);
     Checkpoint saved = cache_->checkpoint(from);
     if (pick(2) == 0) {
-      ConcatCache full(spec_of(model_, 1, kCapacity));
-      full.restore(saved, 0);
-      saved = full.checkpoint(0);
+      CacheSpec spec = spec_of(model_, 1, kCapacity);
+      spec.kv_format = case_.format;
+      const std::unique_ptr<Cache> full =
+          case_.format == KvFormat::kPlain
+              ? std::make_unique<ConcatCache>(std::move(spec))
+              : make_preallocated(std::move(spec), {});
+      full->restore(saved, 0);
+      saved = full->checkpoint(0);
     }
     const auto length = static_cast<int64_t>(held_[from].size());
     const int64_t wanted = pick(2) == 0 ? length : pick(length + 1);

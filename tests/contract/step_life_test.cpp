@@ -65,16 +65,23 @@ TEST_P(StepLifeTest, ViewsDescribeTheStorage) {
     EXPECT_GE(view.k.size(2), 5);
     EXPECT_EQ(view.k.size(3), a->head_dim);
     EXPECT_EQ(view.k.stride(3), 1);
-    EXPECT_EQ(view.k.scalar_type(), dtype);
+    const bool int8 = kind.format == KvFormat::kInt8;
+    EXPECT_EQ(view.k.scalar_type(), int8 ? at::kChar : dtype);
     EXPECT_EQ(view.v.sizes(), view.k.sizes());
     EXPECT_EQ(view.sliding, a->sliding);
     EXPECT_EQ(view.ring, 0);
     EXPECT_EQ(view.window, kind.window(5, cache->capacity()));
     EXPECT_TRUE(view.uniform);
-    EXPECT_EQ(view.format, KvFormat::kPlain);
+    EXPECT_EQ(view.format, kind.format);
     EXPECT_EQ(numbers(view.limits), numbers(step.limits()));
     EXPECT_EQ(numbers(view.cells), numbers(step.positions()));
-    EXPECT_FALSE(view.k_scale.defined() || view.blocks.defined());
+    EXPECT_FALSE(view.blocks.defined());
+    ASSERT_EQ(view.k_scale.defined(), int8);
+    if (int8) {
+      EXPECT_EQ(view.k_scale.sizes(),
+                at::IntArrayRef({rows, a->heads, view.k.size(2), int64_t{1}}));
+      EXPECT_EQ(view.v_scale.sizes(), view.k_scale.sizes());
+    }
   }
 }
 
@@ -139,8 +146,9 @@ TEST_P(StepLifeTest, StoresWhatANegatedTensorShows) {
                                at::TensorOptions().dtype(cache->spec().dtype));
   const KvView& seen = step.update(cache->spec().first_layer + layers[0],
                                    at::_neg_view(ones), at::_neg_view(ones));
-  EXPECT_EQ(seen.k.narrow(2, 0, 1).min().item<float>(), -1);
-  EXPECT_EQ(seen.v.narrow(2, 0, 1).max().item<float>(), -1);
+  const float stored = kind.format == KvFormat::kInt8 ? -127 : -1;
+  EXPECT_EQ(seen.k.narrow(2, 0, 1).min().item<float>(), stored);
+  EXPECT_EQ(seen.v.narrow(2, 0, 1).max().item<float>(), stored);
 }
 
 TEST_P(StepLifeTest, RowRangesLeaveOtherRowsAlone) {

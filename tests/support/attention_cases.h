@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kvcache/attention.h"
+#include "src/kv_format.h"
 
 namespace kvcache::testing {
 
@@ -35,6 +36,7 @@ struct AttentionShape {
   int64_t ring = 0;
   bool position_major = false;  // storage [B, S, H, D] instead of [B, H, S, D]
   at::ScalarType dtype = at::kFloat;
+  KvFormat format = KvFormat::kPlain;
 };
 
 struct AttentionCase {
@@ -83,6 +85,20 @@ inline Tensor causal_limits(int64_t rows, int64_t prefix, int64_t tokens) {
   return limits;
 }
 
+// K and V of a view as codes and scales; NaN cells have NaN scales.
+inline void quantise(const AttentionShape& s, KvView& view) {
+  const auto records = [&](const Tensor& plain) {
+    return s.position_major ? quantised(plain.transpose(1, 2)).transpose(1, 2)
+                            : quantised(plain);
+  };
+  const Tensor k = records(view.k), v = records(view.v);
+  view.format = KvFormat::kInt8;
+  view.k = codes_of(k, s.head_dim);
+  view.v = codes_of(v, s.head_dim);
+  view.k_scale = scales_of(k);
+  view.v_scale = scales_of(v);
+}
+
 // A causal step over keys, values and queries drawn from torch's generator.
 inline AttentionCase make_case(const AttentionShape& s) {
   const auto options = at::TensorOptions().dtype(s.dtype);
@@ -99,6 +115,7 @@ inline AttentionCase make_case(const AttentionShape& s) {
   c.view.sliding = s.sliding;
   c.view.sinks = s.sinks;
   c.view.ring = s.ring;
+  if (s.format == KvFormat::kInt8) quantise(s, c.view);
   return c;
 }
 
@@ -117,8 +134,12 @@ inline std::vector<int64_t> positions_seen(const KvView& view, int64_t limit) {
 inline Tensor reference_attend(const Tensor& q, const KvView& view,
                                double scale) {
   const Tensor q64 = q.to(at::kDouble).contiguous();
-  const Tensor k64 = view.k.to(at::kDouble).contiguous();
-  const Tensor v64 = view.v.to(at::kDouble).contiguous();
+  const auto numbers = [](const Tensor& stored, const Tensor& scale) {
+    const Tensor x = stored.to(at::kDouble);
+    return (scale.defined() ? x.mul(scale) : x).contiguous();
+  };
+  const Tensor k64 = numbers(view.k, view.k_scale);
+  const Tensor v64 = numbers(view.v, view.v_scale);
   const Tensor limits = view.limits.contiguous();
   const int64_t B = q.size(0), Hq = q.size(1), T = q.size(2), D = q.size(3);
   const int64_t group = Hq / view.k.size(1), cells = view.k.size(2);

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -18,6 +19,33 @@ namespace kvcache::toy {
 inline float rounded(float value, at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? static_cast<float>(c10::BFloat16(value))
                                 : value;
+}
+
+// A row of numbers as KvFormat::kInt8 keeps it, by its definition.
+struct Codes {
+  Codes(const float* x, int64_t dim) {
+    float top = 0;
+    for (int64_t d = 0; d < dim; ++d) {
+      top = std::max(top, std::abs(x[d]));
+    }
+    scale = top / 127;
+    for (int64_t d = 0; d < dim; ++d) {
+      codes.push_back(scale > 0 ? std::nearbyint(x[d] / scale) : 0);
+    }
+  }
+  std::vector<float> codes;
+  float scale = 0;
+};
+
+// The same row as it is read again.
+inline void as_stored(float* x, int64_t dim, KvFormat format) {
+  if (format == KvFormat::kPlain) {
+    return;
+  }
+  const Codes kept(x, dim);
+  for (int64_t d = 0; d < dim; ++d) {
+    x[d] = kept.codes[static_cast<size_t>(d)] * kept.scale;
+  }
 }
 
 [[gnu::noinline]] inline void project(const Floats& weights, const float* in,
@@ -118,11 +146,12 @@ template <typename Key, typename Value>
   }
 }
 
-// Reads and writes elements of a float32 or bfloat16 tensor by strides.
+// Reads and writes elements of a float32, bfloat16 or int8 tensor by strides.
 struct Elements {
   explicit Elements(const Tensor& tensor)
       : data(static_cast<char*>(tensor.data_ptr())),
         half(tensor.scalar_type() == at::kBFloat16),
+        byte(tensor.scalar_type() == at::kChar),
         strides(tensor.strides().vec()) {}
   int64_t at(std::initializer_list<int64_t> index) const {
     int64_t offset = 0;
@@ -134,19 +163,24 @@ struct Elements {
   }
   float get(std::initializer_list<int64_t> index) const {
     const int64_t i = at(index);
+    if (byte) {
+      return reinterpret_cast<int8_t*>(data)[i];
+    }
     return half ? static_cast<float>(reinterpret_cast<c10::BFloat16*>(data)[i])
                 : reinterpret_cast<float*>(data)[i];
   }
   void set(std::initializer_list<int64_t> index, float value) const {
     const int64_t i = at(index);
-    if (half) {
+    if (byte) {
+      reinterpret_cast<int8_t*>(data)[i] = static_cast<int8_t>(value);
+    } else if (half) {
       reinterpret_cast<c10::BFloat16*>(data)[i] = value;
     } else {
       reinterpret_cast<float*>(data)[i] = value;
     }
   }
   char* data;
-  bool half;
+  bool half, byte;
   std::vector<int64_t> strides;
 };
 

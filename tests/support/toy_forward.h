@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/toy_arithmetic.h"
+#include "tests/support/toy_views.h"
 
 namespace kvcache::toy {
 
@@ -101,7 +102,8 @@ class Forward {
     call(number, Stage::kAfterWrite);
     Floats mixed(static_cast<size_t>(heads * dim));
     for (int64_t i = 0; i < rows_ * tokens_; ++i) {
-      read(view, i, queries.data() + i * heads * dim, heads, dim, mixed);
+      read_view(view, i / tokens_, i, queries.data() + i * heads * dim, heads,
+                dim, mixed);
       add_output(weights.out, mixed.data(), static_cast<int>(heads * dim),
                  at(i));
     }
@@ -109,47 +111,13 @@ class Forward {
 
   void write(const KvView& view, const Elements& keys, const Elements& values,
              int64_t heads, int64_t dim) const {
-    const Elements k(view.k), v(view.v);
     const auto* cell = view.cells.data_ptr<int64_t>();
     for (int64_t i = 0; i < rows_ * tokens_; ++i) {
-      for (int64_t n = 0; n < heads * dim && live(i / tokens_, i % tokens_);
-           ++n) {
-        const int64_t row = i / tokens_, t = i % tokens_;
-        k.set({row, n / dim, cell[i], n % dim},
-              keys.get({row, n / dim, t, n % dim}));
-        v.set({row, n / dim, cell[i], n % dim},
-              values.get({row, n / dim, t, n % dim}));
+      const int64_t row = i / tokens_, t = i % tokens_;
+      for (int64_t h = 0; h < heads && live(row, t); ++h) {
+        write_cell(view.k, view.k_scale, {row, h, cell[i]}, keys, t, dim);
+        write_cell(view.v, view.v_scale, {row, h, cell[i]}, values, t, dim);
       }
-    }
-  }
-
-  // What token `i` reads, by the view's own words.
-  void read(const KvView& view, int64_t i, const float* q, int64_t heads,
-            int64_t dim, Floats& mixed) const {
-    const Elements k(view.k), v(view.v);
-    const int64_t end = view.limits.data_ptr<int64_t>()[i];
-    const int64_t first =
-        view.sliding > 0 ? std::max<int64_t>(0, end - view.sliding) : 0;
-    const int64_t row = i / tokens_;
-    const auto cell = [&](int64_t p) {
-      return view.ring > 0 && p >= view.sinks
-                 ? view.sinks + (p - view.sinks) % view.ring
-                 : p;
-    };
-    const int64_t sinks = std::min(view.sinks, first);
-    const auto seen = [&](int64_t n) {  // the n-th visible key's cell
-      return cell(n < sinks ? n : first + n - sinks);
-    };
-    for (int64_t h = 0; h < heads; ++h) {
-      attend_head(
-          q + h * dim, dim, 0, sinks + end - first,
-          [&](int64_t n, int64_t d) {
-            return k.get({row, h, seen(n), d});
-          },
-          [&](int64_t n, int64_t d) {
-            return v.get({row, h, seen(n), d});
-          },
-          mixed.data() + h * dim);
     }
   }
 

@@ -217,6 +217,9 @@ class Fuzz : private FuzzSteps {
   // One row into a new cache of another kind, and from there into any row here.
   void through_other_kind() {
     const Kind& other = kinds()[static_cast<size_t>(pick(kinds().size()))];
+    if (other.format != setup_.kind->format) {
+      return;  // refused
+    }
     log("via" + other.name);
     CacheSpec spec = cache().spec();
     const size_t row = any_row();
@@ -230,8 +233,8 @@ class Fuzz : private FuzzSteps {
 
   void export_import() {
     compare_kv();
-    if (hybrid_) {
-      return;
+    if (hybrid_ || setup_.kind->format != KvFormat::kPlain) {
+      return;  // what is quantised twice has other scales
     }
     log("import");
     std::vector<KvTensors> layers;

@@ -1,9 +1,10 @@
 // support/toy_kinds.h - the kinds of cache that the contract suite runs on. A
-// new kind adds an entry to kinds().
+// new kind adds an entry to plain_kinds().
 #pragma once
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -31,7 +32,15 @@ struct Kind {
   unsigned seeds = 8;       // of a fuzz; more where storage differs
   int64_t spare = 0;        // cells of a row beside the capacity
   bool one_window = false;  // the capacity, always
+  KvFormat format = KvFormat::kPlain;
   std::vector<int64_t> buckets = {};  // below the capacity; static windows only
+
+  // Bytes of K, or of V, of a token and head, its scale not counted.
+  size_t head_bytes(int64_t head_dim, at::ScalarType dtype) const {
+    return format == KvFormat::kInt8
+               ? static_cast<size_t>((head_dim + 3) / 4 * 4)
+               : static_cast<size_t>(head_dim) * c10::elementSize(dtype);
+  }
 
   // What attention reads over so many keys.
   int64_t window(int64_t keys, int64_t capacity) const {
@@ -69,8 +78,19 @@ inline std::unique_ptr<Cache> make_window(
       spec, WindowOptions{.buckets = {3, 8, *spec.capacity}, .rings = rings});
 }
 
-inline const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
+// The kind `of` with its K and V in codes.
+inline Kind in_int8(Kind of) {
+  of.name += "Int8";
+  of.format = KvFormat::kInt8;
+  of.make = [make = of.make](CacheSpec spec) {
+    spec.kv_format = KvFormat::kInt8;
+    return make(std::move(spec));
+  };
+  return of;
+}
+
+inline std::vector<Kind> plain_kinds() {
+  return {
       {.name = "Concat",
        .make =
            [](CacheSpec spec) {
@@ -146,6 +166,20 @@ inline const std::vector<Kind>& kinds() {
        .in_place = true,
        .by_ops = true},
   };
+}
+
+inline const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = [] {
+    std::vector<Kind> made = plain_kinds();
+    for (const Kind& kind : plain_kinds()) {
+      if (kind.name == "Preallocated" || kind.name == "GrowingExact" ||
+          kind.name == "State" || kind.name == "Window" ||
+          kind.name == "Slots") {
+        made.push_back(in_int8(kind));
+      }
+    }
+    return made;
+  }();
   return all;
 }
 
@@ -169,9 +203,13 @@ inline void poison(Cache& cache) {
       for (const Tensor& t : {cells.k, cells.v}) {
         // Of a ring that has tokens only the spare cell is known to be free.
         const int64_t first = ring && length > 0 ? t.size(2) - 1 : length;
-        t.select(0, row)
-            .narrow(1, first, t.size(2) - first)
-            .fill_(std::numeric_limits<double>::quiet_NaN());
+        const Tensor dead =
+            t.select(0, row).narrow(1, first, t.size(2) - first);
+        if (t.scalar_type() == at::kChar) {
+          dead.fill_(-1);  // four bytes of it are a NaN
+        } else {
+          dead.fill_(std::numeric_limits<double>::quiet_NaN());
+        }
       }
     }
   }

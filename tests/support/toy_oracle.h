@@ -11,12 +11,13 @@ namespace kvcache::toy {
 
 struct OracleRow {
   Floats hidden;                     // [L, E]
-  std::vector<Floats> keys, values;  // per attention layer [L, H * D]
+  std::vector<Floats> keys, values;  // per attention layer [L, H * D], as read
 };
 
 inline void oracle_attention(const AttentionLayer& layer,
                              const Model::Weights& weights,
-                             at::ScalarType dtype, OracleRow& row) {
+                             at::ScalarType dtype, KvFormat format,
+                             OracleRow& row) {
   const int64_t heads = layer.heads, dim = layer.head_dim;
   const int64_t size = heads * dim;
   const auto length = static_cast<int64_t>(row.hidden.size()) / kWidth;
@@ -28,6 +29,10 @@ inline void oracle_attention(const AttentionLayer& layer,
       queries.push_back(qkv[i]);
       keys.push_back(rounded(qkv[size + i], dtype));
       values.push_back(rounded(qkv[2 * size + i], dtype));
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      as_stored(keys.data() + p * size + h * dim, dim, format);
+      as_stored(values.data() + p * size + h * dim, dim, format);
     }
   }
   Floats mixed(static_cast<size_t>(size));
@@ -89,7 +94,8 @@ inline void oracle_recurrent(const RecurrentLayer& layer,
 
 inline OracleRow oracle(const Model& model, std::span<const int> ids,
                         at::ScalarType dtype = at::kFloat,
-                        at::ScalarType conv_dtype = at::kFloat) {
+                        at::ScalarType conv_dtype = at::kFloat,
+                        KvFormat format = KvFormat::kPlain) {
   OracleRow row;
   row.hidden.resize(ids.size() * kWidth);
   for (size_t p = 0; p < ids.size(); ++p) {
@@ -98,7 +104,7 @@ inline OracleRow oracle(const Model& model, std::span<const int> ids,
   }
   for (size_t i = 0; i < model.layers.size(); ++i) {
     if (const auto* a = std::get_if<AttentionLayer>(&model.layers[i])) {
-      oracle_attention(*a, model.weights[i], dtype, row);
+      oracle_attention(*a, model.weights[i], dtype, format, row);
     } else {
       oracle_recurrent(std::get<RecurrentLayer>(model.layers[i]),
                        model.weights[i], conv_dtype, row);

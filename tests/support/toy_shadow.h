@@ -93,9 +93,10 @@ class FuzzState {
   const OracleRow& expected(const std::vector<int>& ids) {
     auto found = known_.find(ids);
     if (found == known_.end()) {
-      found =
-          known_.emplace(ids, oracle(model_, ids, setup_.dtype, conv_dtype_))
-              .first;
+      found = known_
+                  .emplace(ids, oracle(model_, ids, setup_.dtype, conv_dtype_,
+                                       setup_.kind->format))
+                  .first;
     }
     return found->second;
   }
@@ -144,7 +145,7 @@ class FuzzState {
             const auto p = static_cast<int64_t>(n) / size;
             const auto d = static_cast<int64_t>(n) % size;
             if (got.get({static_cast<int64_t>(row), d / a->head_dim, p,
-                         d % a->head_dim}) != list[n]) {
+                         d % a->head_dim}) != rounded(list[n], setup_.dtype)) {
               return fail("K or V of layer " + std::to_string(i) +
                           " differ from the oracle");
             }
@@ -198,12 +199,19 @@ class FuzzState {
 
   void check_memory(const Cache& held, int64_t tokens) {
     const MemoryReport report = held.memory();
-    size_t one = 0;
+    size_t one = 0, scales = 0;
     for (const LayerSpec& layer : model_.layers) {
       if (const auto* a = std::get_if<AttentionLayer>(&layer)) {
-        one += static_cast<size_t>(a->heads * a->head_dim) *
-               c10::elementSize(setup_.dtype);
+        one += static_cast<size_t>(a->heads) *
+               setup_.kind->head_bytes(a->head_dim, setup_.dtype);
+        scales += static_cast<size_t>(2 * a->heads) * sizeof(float);
       }
+    }
+    if (setup_.kind->format == KvFormat::kPlain) {
+      scales = 0;
+    }
+    if (report.scales.used != static_cast<size_t>(tokens) * scales) {
+      return fail("memory() of scales is wrong");
     }
     const size_t used = static_cast<size_t>(tokens) * one;
     if (report.k.used != used || report.v.used != used ||

@@ -38,7 +38,8 @@ inline ForwardOptions options_for(const Cache& cache, bool fused = false) {
 inline OracleRow oracle_for(const Cache& cache, const Model& model,
                             const Ids& ids) {
   const ForwardOptions with = options_for(cache);
-  return oracle(model, ids, with.dtype, with.conv_dtype);
+  return oracle(model, ids, with.dtype, with.conv_dtype,
+                cache.spec().kv_format);
 }
 
 // The last `count` tokens' hidden states after `ids`, by the oracle.

@@ -37,7 +37,8 @@ class InPlaceCache : public Cache {
   size_t bytes_per_token() const;  // one more token of one row, all layers
   std::string describe() const override;
   // K and V of each group of layers with equal shapes: [layers, B, cells, H, D]
-  // or, head-major, [layers, B, H, cells, D].
+  // or, head-major, [layers, B, H, cells, D]. KvFormat::kInt8: R for D, as in a
+  // KvBlock.
   std::span<const KvTensors> storage() const noexcept { return groups_; }
   // The cells of an attention layer, counted from 0: [B, H, cells, D].
   const KvTensors& cells(int64_t index) const;

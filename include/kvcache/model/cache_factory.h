@@ -33,6 +33,8 @@ struct CacheOptions {
   bool grow = false;
   // Window: a SlotCache, all slots free.
   bool slots = false;
+  // Of every kind but concat, which throws.
+  KvFormat kv_format = KvFormat::kPlain;
 };
 
 // kState for a model with recurrent layers, else kPreallocated.

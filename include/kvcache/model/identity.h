@@ -12,8 +12,10 @@ namespace kvcache::model {
 // give equal bits; what differs is named by its field. `path` is what the model
 // was loaded from. Weights are told apart by their sizes and samples of their
 // bytes, 4 KiB in each of 256 places of a file, not by all of them: that takes
-// milliseconds, and notices any training.
+// milliseconds, and notices any training. "dtype" names the format of K and V
+// unless it is plain.
 CheckpointIdentity identity_of(const std::filesystem::path& path,
-                               const Transformer& model);
+                               const Transformer& model,
+                               KvFormat kv_format = KvFormat::kPlain);
 
 }  // namespace kvcache::model

@@ -21,6 +21,7 @@ struct VerifyOptions {
   int64_t new_tokens = 16;   // greedy, on both sides
   std::string adapter = {};  // as in GenerateOptions
   int64_t adapter_from = 0;
+  KvFormat kv_format = KvFormat::kPlain;  // of both caches
 };
 
 struct VerifyReport {

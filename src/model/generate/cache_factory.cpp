@@ -17,6 +17,13 @@ namespace {
 // Cells of a growing cache at first: a short chat without a move.
 constexpr int64_t kFirstCells = 512;
 
+CacheSpec spec_for(const LanguageModel& model, const CacheOptions& options,
+                   std::optional<int64_t> capacity) {
+  CacheSpec spec = model.cache_spec(options.rows, capacity);
+  spec.kv_format = options.kv_format;
+  return spec;
+}
+
 std::unique_ptr<Cache> make_preallocated(const LanguageModel& model,
                                          const CacheOptions& options,
                                          bool marks) {
@@ -26,7 +33,7 @@ std::unique_ptr<Cache> make_preallocated(const LanguageModel& model,
     growth.growth = Growth::kDoubling;
     growth.initial = std::min(kFirstCells, capacity);
   }
-  CacheSpec spec = model.cache_spec(options.rows, capacity);
+  CacheSpec spec = spec_for(model, options, capacity);
   if (marks) {
     return std::make_unique<StateCache>(std::move(spec),
                                         StateOptions{.storage = growth});
@@ -36,8 +43,8 @@ std::unique_ptr<Cache> make_preallocated(const LanguageModel& model,
 
 std::unique_ptr<Cache> make_window(const LanguageModel& model,
                                    const CacheOptions& options) {
-  CacheSpec spec = model.cache_spec(
-      options.rows, options.capacity.value_or(model.context_length()));
+  CacheSpec spec = spec_for(model, options,
+                            options.capacity.value_or(model.context_length()));
   if (options.slots) return std::make_unique<SlotCache>(std::move(spec));
   return std::make_unique<WindowCache>(std::move(spec));
 }
@@ -84,7 +91,7 @@ std::unique_ptr<Cache> make_cache(CacheKind kind, const LanguageModel& model,
   switch (kind) {
     case CacheKind::kConcat:
       return std::make_unique<ConcatCache>(
-          model.cache_spec(options.rows, std::nullopt));
+          spec_for(model, options, std::nullopt));
     case CacheKind::kPreallocated:
     case CacheKind::kState:
       return make_preallocated(model, options, kind == CacheKind::kState);

@@ -97,7 +97,8 @@ VerifyReport verify_reuse(const LanguageModel& model,
   check_ids("verify_reuse", tokens, model.vocab_size());
   const auto total = static_cast<int64_t>(tokens.size());
   VerifyReport report{.split = split_for(model, options, total)};
-  const CacheOptions room{.capacity = total + options.new_tokens};
+  const CacheOptions room{.capacity = total + options.new_tokens,
+                          .kv_format = options.kv_format};
   const auto make = [&] {
     auto cache = make_cache(options.kind, model, room);
     TORCH_CHECK_VALUE(cache,

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvcache/model/safetensors.h"
+#include "src/kv_format.h"
 #include "src/model/reuse/saved_layout.h"
 #include "src/model/weights/digest.h"
 #include "src/model/weights/strict_json.h"
@@ -64,8 +65,8 @@ Tensor flat_block(const std::shared_ptr<const KvBlock>& block) {
 // `tokens` are wanted.
 std::shared_ptr<const KvBlock> block_on(const Tensor& flat,
                                         const std::vector<AttentionLayer>& of,
-                                        int64_t first, int64_t stored,
-                                        int64_t tokens) {
+                                        KvFormat format, int64_t first,
+                                        int64_t stored, int64_t tokens) {
   auto block = std::make_shared<KvBlock>();
   block->first = first;
   block->tokens = tokens;
@@ -73,9 +74,10 @@ std::shared_ptr<const KvBlock> block_on(const Tensor& flat,
   for (const AttentionLayer& layer : of) {
     KvTensors pair;
     for (Tensor* to : {&pair.k, &pair.v}) {
-      const int64_t count = layer.heads * stored * layer.head_dim;
+      const int64_t size = record_size(format, layer.head_dim);
+      const int64_t count = layer.heads * stored * size;
       *to = flat.narrow(0, offset, count)
-                .view({layer.heads, stored, layer.head_dim})
+                .view({layer.heads, stored, size})
                 .narrow(1, 0, tokens);
       offset += count;
     }
@@ -199,7 +201,8 @@ Checkpoint CheckpointFile::Impl::read_part(size_t index, int64_t length) const {
   Checkpoint to{.length = length,
                 .first_layer = part.first_layer,
                 .layers = part.layers,
-                .dtype = part.dtype};
+                .dtype = part.dtype,
+                .format = part.format};
   const std::vector<AttentionLayer> attention = part.attention();
   int64_t first = 0;
   for (size_t i = 0; i < part.blocks.size() && first < length; ++i) {
@@ -210,8 +213,9 @@ Checkpoint CheckpointFile::Impl::read_part(size_t index, int64_t length) const {
         "[CheckpointFile] ", name(), ": a block must be smaller.");
     const Tensor flat = attention.empty()
                             ? Tensor()
-                            : section(block_name(index, i), values, part.dtype);
-    to.blocks.push_back(block_on(flat, attention, first, stored,
+                            : section(block_name(index, i), values,
+                                      record_dtype(part.format, part.dtype));
+    to.blocks.push_back(block_on(flat, attention, part.format, first, stored,
                                  std::min(stored, length - first)));
     first += stored;
   }

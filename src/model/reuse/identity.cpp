@@ -8,6 +8,7 @@
 
 #include "kvcache/model/mapped_file.h"
 #include "src/kernels/cpu_level.h"
+#include "src/kv_format.h"
 #include "src/model/weights/digest.h"
 
 namespace kvcache::model {
@@ -72,7 +73,8 @@ std::string arithmetic_of(const Transformer& model) {
 
 }  // namespace
 
-CheckpointIdentity identity_of(const fs::path& path, const Transformer& model) {
+CheckpointIdentity identity_of(const fs::path& path, const Transformer& model,
+                               KvFormat kv_format) {
   const ModelConfig& config = model.config();
   const bool folder = fs::is_directory(path);
   CheckpointIdentity identity;
@@ -86,6 +88,9 @@ CheckpointIdentity identity_of(const fs::path& path, const Transformer& model) {
       folder ? fingerprint(path, {"tokenizer.json", "tokenizer.model"})
              : identity["weights"];
   identity["dtype"] = c10::str(model.dtype());
+  if (kv_format != KvFormat::kPlain) {
+    identity["dtype"] += std::string(", K/V in ") + format_text(kv_format);
+  }
   identity["arithmetic"] = arithmetic_of(model);
   return identity;
 }

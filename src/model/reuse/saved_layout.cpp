@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/kv_format.h"
 #include "src/model/weights/safetensors_types.h"
 #include "src/model/weights/strict_json.h"
 
@@ -15,6 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kFormat = 1;
+constexpr const char* kKvFormat = "kv_format";
 constexpr int64_t kMaxTokens = int64_t{1} << 31;
 constexpr int64_t kMaxSize = int64_t{1} << 20;  // heads, widths, layers
 
@@ -134,6 +136,11 @@ SavedPart part_from(const Reader& read, const json& from, int64_t tokens) {
     known = c10::isFloatingType(type);
   }
   read.require(known, "dtype", "is no floating type");
+  if (from.contains(kKvFormat)) {  // plain K and V are not named
+    read.require(from[kKvFormat] == format_text(KvFormat::kInt8), kKvFormat,
+                 "is none that this version knows");
+    part.format = KvFormat::kInt8;
+  }
   for (const json& layer : read.list(read.at(from, "layers"), "layers")) {
     part.layers.push_back(layer_from(read, layer));
   }
@@ -169,7 +176,7 @@ std::vector<AttentionLayer> SavedPart::attention() const {
 int64_t SavedPart::token_values() const {
   int64_t values = 0;
   for (const AttentionLayer& layer : attention()) {
-    values += 2 * layer.heads * layer.head_dim;
+    values += 2 * layer.heads * record_size(format, layer.head_dim);
   }
   return values;
 }
@@ -194,6 +201,7 @@ SavedLayout SavedLayout::of(const SavedText& text) {
     SavedPart part{.first_layer = from.first_layer,
                    .layers = from.layers,
                    .dtype = from.dtype,
+                   .format = from.format,
                    .blocks = {},
                    .points = {}};
     int64_t held = 0;
@@ -229,6 +237,9 @@ std::string SavedLayout::to_json() const {
                 {"blocks", part.blocks},
                 {"points", part.points},
                 {"layers", json::array()}};
+    if (part.format != KvFormat::kPlain) {
+      one[kKvFormat] = format_text(part.format);
+    }
     for (const LayerSpec& layer : part.layers) {
       one["layers"].push_back(layer_json(layer));
     }

@@ -16,13 +16,14 @@ struct SavedPart {
   int64_t first_layer = 0;
   std::vector<LayerSpec> layers;
   at::ScalarType dtype = at::kFloat;
+  KvFormat format = KvFormat::kPlain;
   std::vector<int64_t> blocks;  // tokens of each
   std::vector<int64_t> points;  // positions, ascending
   int64_t conv_width = 0;       // values of a point's conv inputs; 0: none
   int64_t state_width = 0;
 
   std::vector<AttentionLayer> attention() const;
-  // Values of K and V of one token, all layers.
+  // Elements of K and V of one token, all layers, as they are stored.
   int64_t token_values() const;
 };
 

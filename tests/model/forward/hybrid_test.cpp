@@ -183,7 +183,8 @@ TEST_P(HybridTest, NeighboursPaddingAndIdleRowsChangeNothing) {
   expect_same_states(*alone, *among, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, HybridTest, ::testing::ValuesIn(toy::kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, HybridTest,
+                         ::testing::ValuesIn(toy::plain_kinds()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Hybrid, ACacheIsMadeForItsLayers) {

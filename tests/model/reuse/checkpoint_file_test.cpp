@@ -9,6 +9,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <tuple>
 
 #include "kvcache/model/safetensors.h"
 #include "tests/support/error_text.h"
@@ -27,12 +28,16 @@ using toy::Variant;
 
 const CheckpointIdentity kIdentity = {{"model", "toy"}, {"weights", "1"}};
 
-class CheckpointFileTest : public ::testing::TestWithParam<Variant> {
+using FileCase = std::tuple<Variant, KvFormat>;
+
+class CheckpointFileTest : public ::testing::TestWithParam<FileCase> {
  protected:
-  CheckpointFileTest() : model(toy::make_model(GetParam())) {}
+  CheckpointFileTest() : model(toy::make_model(std::get<0>(GetParam()))) {}
 
   std::unique_ptr<Cache> make() const {
-    return toy::make_preallocated(toy::spec_of(model, 1, 24), {});
+    CacheSpec spec = toy::spec_of(model, 1, 24);
+    spec.kv_format = std::get<1>(GetParam());
+    return toy::make_preallocated(std::move(spec), {});
   }
   // A text of 11 tokens with a mark at 4, in blocks of 4.
   SavedText text() const {
@@ -88,6 +93,19 @@ TEST_P(CheckpointFileTest, EveryBeginningContinuesBitForBit) {
                      toy::joined({ids.begin(), ids.begin() + kept}, {3, 1}), 2))
         << length;
   }
+}
+
+TEST_P(CheckpointFileTest, TheFormatComesBack) {
+  save_checkpoint(path, text(), kIdentity);
+  const SavedText read = CheckpointFile(path).read();
+  EXPECT_EQ(read.parts[0].format, std::get<1>(GetParam()));
+  CacheSpec spec = toy::spec_of(model, 1, 24);
+  spec.kv_format = std::get<1>(GetParam()) == KvFormat::kPlain
+                       ? KvFormat::kInt8
+                       : KvFormat::kPlain;
+  const auto other = toy::make_preallocated(std::move(spec), {});
+  EXPECT_THAT(error_text([&] { other->restore(read.parts[0], 0); }),
+              HasSubstr("make the cache with that CacheSpec::kv_format"));
 }
 
 TEST_P(CheckpointFileTest, LogitsAndDecodedRangesComeBack) {
@@ -167,12 +185,14 @@ TEST_P(CheckpointFileTest, BadTextsAreNotWritten) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CheckpointFileTest,
-                         ::testing::Values(Variant::kAttention,
-                                           Variant::kMixed),
-                         [](const auto& info) {
-                           return toy::name_of(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Variants, CheckpointFileTest,
+    ::testing::Combine(::testing::Values(Variant::kAttention, Variant::kMixed),
+                       ::testing::Values(KvFormat::kPlain, KvFormat::kInt8)),
+    [](const auto& info) {
+      const bool int8 = std::get<1>(info.param) == KvFormat::kInt8;
+      return toy::name_of(std::get<0>(info.param)) + (int8 ? "Int8" : "");
+    });
 
 }  // namespace
 }  // namespace kvcache::model
