@@ -100,9 +100,9 @@ class Transformer final : public LanguageModel {
   //
   // `ids` on the CPU are checked, and copied to the model's device. On another
   // device nothing is read back, so that a step may be recorded in a CUDA
-  // graph: ids there are not checked but clamped to the vocabulary, and
-  // positions there to the context, likewise logit_positions to the step,
-  // logit_ids to the vocabulary and adapters to those there are. Logits are on the model's device.
+  // graph: ids there are not checked but clamped to the vocabulary, as are
+  // logit_ids, and positions there to the context, likewise logit_positions to
+  // the step and adapters to those there are. Logits are on the model's device.
   Tensor forward(const Tensor& ids, Step& step,
                  const ForwardOptions& options = {}) const override;
   Tensor forward(const Tensor& ids,
