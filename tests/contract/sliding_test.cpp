@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "tests/support/toy_contract.h"
+#include "tests/support/toy_views.h"
 
 namespace kvcache::toy {
 namespace {
@@ -38,23 +39,12 @@ class SlidingTest : public testing::TestWithParam<size_t> {
       const int64_t first =
           view.sliding > 0 ? std::max<int64_t>(0, end - view.sliding) : 0;
       Floats out(kSpace);
-      const auto cell = [&](int64_t p) {
-        return view.ring > 0 ? p % view.ring : p;
-      };
-      attend_head(
-          query.data(), kSpace, first, end,
-          [&](int64_t p, int64_t d) {
-            return Elements(view.k).get({0, 0, cell(p), d});
-          },
-          [&](int64_t p, int64_t d) {
-            return Elements(view.v).get({0, 0, cell(p), d});
-          },
-          out.data());
+      read_view(view, 0, t, query.data(), 1, kSpace, out);
       std::vector<int> seen;
       for (int64_t d = 0; d < kSpace; ++d) {
         if (out[d] != 0) {
           seen.push_back(static_cast<int>(d));
-          EXPECT_EQ(out[d], 1.F / static_cast<float>(end - first));
+          EXPECT_FLOAT_EQ(out[d], 1.F / static_cast<float>(end - first));
         }
       }
       read.push_back(seen);
