@@ -360,9 +360,7 @@ void add_choose(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "choose", "how likely each choice is, for a file of questions");
   add_model_options(*command, options->model);
-  add_adapter_options(*command, options->model);
-  command->get_option("--route")->description(
-      "the adapter of requests that name none; default: none");
+  add_adapter_options(*command, options->model, kRouteOfRequests);
   command
       ->add_option("--requests", options->requests,
                    "a file with one JSON object on each line")

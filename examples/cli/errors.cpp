@@ -31,7 +31,10 @@ void drop_place(std::string& text) {
 }  // namespace
 
 std::string message_of(const std::exception& error) {
-  std::string text = first_text(error);
+  return message_of(first_text(error));
+}
+
+std::string message_of(std::string text) {
   drop_place(text);
   while (!text.empty() && text.back() == '\n') text.pop_back();
   std::replace_if(

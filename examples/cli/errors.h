@@ -17,5 +17,6 @@ inline constexpr int kUsage = 2;
 
 // One line for people: no stack trace, no name of a function, no line end.
 std::string message_of(const std::exception& error);
+std::string message_of(std::string text);
 
 }  // namespace kvcache::cli

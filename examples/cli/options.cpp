@@ -281,7 +281,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->type_name("N");
 }
 
-void add_adapter_options(CLI::App& command, ModelOptions& options) {
+void add_adapter_options(CLI::App& command, ModelOptions& options,
+                         const char* route) {
   command
       .add_option("--adapter", options.adapters,
                   "a LoRA adapter as PEFT writes it, and a name for it; may be "
@@ -292,8 +293,7 @@ void add_adapter_options(CLI::App& command, ModelOptions& options) {
   command
       .add_option_function<std::string>(
           "--route", [&](const std::string& name) { options.route = name; },
-          "the adapter that runs; default: the only one, or none of several; "
-          "\"\": none")
+          route)
       ->type_name("NAME");
   command
       .add_option("--adapter-from", options.adapter_from,

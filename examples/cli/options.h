@@ -57,7 +57,14 @@ struct ModelOptions {
 
 void add_model_options(CLI::App& command, ModelOptions& options);
 // Of commands that can run with adapters.
-void add_adapter_options(CLI::App& command, ModelOptions& options);
+// Of one text, or of a file of requests that name their own.
+inline constexpr const char* kRouteOfText =
+    "the adapter that runs; default: the only one, or none of several; \"\": "
+    "none";
+inline constexpr const char* kRouteOfRequests =
+    "the adapter of requests that name none; default: none";
+void add_adapter_options(CLI::App& command, ModelOptions& options,
+                         const char* route = kRouteOfText);
 // Of `tokenize` and `inspect`, which run nothing.
 void add_model_path(CLI::App& command, std::string& path);
 

@@ -74,8 +74,7 @@ std::shared_ptr<model::PrefixCache> prefix_for(const Engine& engine,
     // Bits hang on where prefill is cut, where the model is not row-exact.
     prefix.folder.identity["chunk"] = std::to_string(options.chunk);
     prefix.folder.log = [](model::LogLevel, std::string_view line) {
-      write_error_line("kvcache: warning: " +
-                       message_of(std::runtime_error(std::string(line))));
+      write_error_line("kvcache: warning: " + message_of(std::string(line)));
     };
   }
   return std::make_shared<model::PrefixCache>(engine.model, std::move(store),

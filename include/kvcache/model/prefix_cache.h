@@ -95,7 +95,6 @@ class PrefixRun {
             std::span<const int64_t> marks = {});
 
   const Reuse& reuse() const noexcept { return reuse_; }
-  const Namespace& space() const noexcept { return space_; }
   // [1, 1, V] after the whole prompt, if an earlier request had the same; else
   // undefined.
   const Tensor& logits() const noexcept { return hit_.final_hidden; }

@@ -26,13 +26,14 @@ std::string text_of(const std::exception_ptr& error) {
 
 }  // namespace
 
-BatchRows::Row::Row(const LanguageModel& model, QueuedRequestPtr from)
+BatchRows::Row::Row(const LanguageModel& model, QueuedRequestPtr from,
+                    const AdapterChoice& with, Namespace in)
     : queued(std::move(from)),
       sequence(queued->request.tokens),
       prompt(static_cast<int64_t>(sequence.size())),
       queued_ms(ms_since(queued->submitted)),
-      adapter(choose_adapter("Batcher", model, queued->request.options.adapter,
-                             queued->request.options.adapter_from)),
+      adapter(with),
+      space(std::move(in)),
       answer(model, sequence, queued->request.options, queued->request.hooks,
              queued->new_tokens) {}
 
@@ -102,32 +103,21 @@ bool BatchRows::admit() {
   while (std::any_of(rows_.begin(), rows_.end(), is_free)) {
     const QueuedRequestPtr queued = queue_.next();
     if (!queued) break;
-    admit_to(row_for(*queued), queued);
+    admit(queued);
     any = true;
   }
   return any;
 }
 
-// A free row, with as much of the prompt as one of them holds.
-int64_t BatchRows::row_for(const QueuedRequest& queued) {
-  free_.clear();
-  for (int64_t row = 0; row < cache_.spec().rows; ++row) {
-    if (!rows_[static_cast<size_t>(row)]) free_.push_back(row);
-  }
-  const GenerateOptions& options = queued.request.options;
-  if (!options.prefix) return kept_.take(free_, nullptr);
-  const Namespace space = with_adapter(
-      options.space, model_,
-      choose_adapter("Batcher", model_, options.adapter, options.adapter_from));
-  const RowRequest request{queued.request.tokens, space,
-                           options.prefix->restore_multiple()};
-  return kept_.take(free_, &request);
-}
-
-void BatchRows::admit_to(int64_t row, const QueuedRequestPtr& queued) {
-  auto& place = rows_[static_cast<size_t>(row)];
+void BatchRows::admit(const QueuedRequestPtr& queued) {
+  const GenerateOptions& options = queued->request.options;
+  int64_t row = 0;
   try {
-    place.emplace(model_, queued);
+    const AdapterChoice adapter = choose_adapter(
+        "Batcher", model_, options.adapter, options.adapter_from);
+    const Namespace space = with_adapter(options.space, model_, adapter);
+    row = row_for(*queued, space);
+    rows_[static_cast<size_t>(row)].emplace(model_, queued, adapter, space);
   } catch (...) {
     const auto error = std::current_exception();
     queue_.finish({.id = queued->id,
@@ -137,12 +127,26 @@ void BatchRows::admit_to(int64_t row, const QueuedRequestPtr& queued) {
                    .queued_ms = ms_since(queued->submitted)});
     return;
   }
-  decode_.set_adapter(row, place->adapter);
+  decode_.set_adapter(row, at(row).adapter);
   prefilling_.push_back(row);
   queue_.count([](BatchStats& stats) {
     ++stats.occupied_rows;
     stats.most_occupied = std::max(stats.most_occupied, stats.occupied_rows);
   });
+}
+
+// A free row, with as much of the prompt as one of them holds.
+int64_t BatchRows::row_for(const QueuedRequest& queued,
+                           const Namespace& space) {
+  std::vector<int64_t> free;
+  for (int64_t row = 0; row < cache_.spec().rows; ++row) {
+    if (!rows_[static_cast<size_t>(row)]) free.push_back(row);
+  }
+  const auto& prefix = queued.request.options.prefix;
+  if (!prefix) return kept_.take(free, nullptr);
+  const RowRequest request{queued.request.tokens, space,
+                           prefix->restore_multiple()};
+  return kept_.take(free, &request);
 }
 
 void BatchRows::prefill() {
@@ -155,8 +159,7 @@ void BatchRows::restore_prefix(int64_t row) {
   Row& held = at(row);
   const GenerateOptions& options = held.queued->request.options;
   if (!options.prefix || held.prefix) return;
-  held.prefix.emplace(*options.prefix, cache_, row, held.sequence,
-                      with_adapter(options.space, model_, held.adapter),
+  held.prefix.emplace(*options.prefix, cache_, row, held.sequence, held.space,
                       options.marks);
   GenerateResult& result = held.answer.result();
   result.reuse = std::make_shared<Reuse>(held.prefix->reuse());
@@ -288,7 +291,7 @@ void BatchRows::release(int64_t row, BatchResult result, bool keep) {
     const auto length =
         static_cast<size_t>(cache_.lengths()[static_cast<size_t>(row)]);
     kept_.keep(row, std::span(held.sequence).first(length), held.prompt,
-               held.prefix->space());
+               held.space);
   } else {
     cache_.reset(row);
   }

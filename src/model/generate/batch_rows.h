@@ -27,7 +27,8 @@ class BatchRows {
 
  private:
   struct Row {
-    Row(const LanguageModel& model, QueuedRequestPtr from);
+    Row(const LanguageModel& model, QueuedRequestPtr from,
+        const AdapterChoice& with, Namespace in);
     void report_prefill(int64_t done) const;
 
     QueuedRequestPtr queued;
@@ -35,6 +36,7 @@ class BatchRows {
     int64_t prompt;                  // tokens
     double queued_ms;
     AdapterChoice adapter;
+    Namespace space;  // of its text, adapter included
     Answer answer;
     bool decoding = false;            // the whole prompt is in the cache
     std::optional<PrefixRun> prefix;  // once its prefill has begun
@@ -42,8 +44,8 @@ class BatchRows {
 
   bool drop_cancelled();
   bool admit();
-  int64_t row_for(const QueuedRequest& queued);
-  void admit_to(int64_t row, const QueuedRequestPtr& queued);
+  void admit(const QueuedRequestPtr& queued);
+  int64_t row_for(const QueuedRequest& queued, const Namespace& space);
   void prefill();
   void restore_prefix(int64_t row);
   bool prefill_chunk(int64_t row);
@@ -68,7 +70,6 @@ class BatchRows {
   std::vector<std::optional<Row>> rows_;  // [B]; empty: a free slot
   bool keeps_rows_;
   KeptRows kept_;
-  std::vector<int64_t> free_;       // of row_for()
   std::deque<int64_t> prefilling_;  // rows, as they were admitted
   bool prefill_turn_ = true;
   std::vector<int64_t> ids_, active_, alone_;  // [B] of the next decode step
