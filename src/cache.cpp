@@ -126,6 +126,7 @@ Cache::Impl::Impl(CacheSpec given, bool may_swap)
       lengths(static_cast<size_t>(spec.rows), 0),
       points(static_cast<size_t>(spec.rows)),
       states(spec, may_swap),
+      windows(spec.rows),
       numbers(spec.rows, spec.device, {CellLayout{}}) {
   size_t recurrent = 0;
   for (const LayerSpec& layer : spec.layers) {
@@ -143,6 +144,7 @@ Cache::Impl::Impl(CacheSpec given, bool may_swap)
   step.views.resize(attends);
   step.done.resize(spec.layers.size());
   step.conv_done.resize(spec.layers.size());
+  step.window_done.resize(recurrent);
 }
 
 void Cache::Impl::check_idle(const char* verb) const {
@@ -182,6 +184,7 @@ void Cache::Impl::clear_row(int64_t row) noexcept {
   points[row].clear();
   std::fill(oldest[row].begin(), oldest[row].end(), 0);
   states.clear(row);
+  windows.drop(row);
 }
 
 void Cache::Impl::set_state(int64_t row, const RestorePoint* point) noexcept {
@@ -217,6 +220,7 @@ void Cache::raise_epoch() noexcept {
   if (!step.open) {  // what is left of the last step keeps old memory alive
     std::fill(step.views.begin(), step.views.end(), KvView{});
     std::fill(step.states.begin(), step.states.end(), StateView{});
+    step.windows.clear();
     step.positions = step.limits = step.taken = Tensor();
     step.cells.clear();
   }
@@ -253,15 +257,25 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     }
     const auto r = static_cast<int64_t>(row);
     RestorePoints& points = impl.points[row];
-    const Impl::Cut cut = impl.find_cut(points, targets[row], [&](int64_t n) {
+    const auto holds = [&](int64_t n) {
       return impl.keeps(impl.oldest[row], n);
-    });
+    };
+    const bool inside =
+        impl.windows.holds(r, targets[row]) && holds(targets[row]);
+    const Impl::Cut cut =
+        inside ? Impl::Cut{targets[row], nullptr, TruncationReason::kExact}
+               : impl.find_cut(points, targets[row], holds);
     worsen(result.reason, cut.reason);
     result.replay[row] = targets[row] - cut.length;
     std::erase_if(points, [&](const auto& point) {
       return point->position > cut.length;
     });
-    impl.set_state(r, cut.point.get());
+    if (inside) {
+      impl.windows.load(r, cut.length, impl.states);
+    } else {
+      impl.set_state(r, cut.point.get());
+    }
+    impl.windows.shorten(r, cut.length);
     impl.lengths[row] = cut.length;
     if (cut.length == 0) {
       impl.clear_row(r);
@@ -324,6 +338,7 @@ void Cache::reorder(std::span<const int64_t> rows) {
     points.push_back(impl.points[row]);
   }
   RowStates states = impl.states.reordered(rows);
+  StateWindows windows = impl.windows.reordered(rows);
   StepNumbers numbers = impl.numbers.like(count, impl.layouts);
   do_reorder(rows);  // the last thing that can fail
   const bool resized = count != impl.spec.rows;
@@ -335,6 +350,7 @@ void Cache::reorder(std::span<const int64_t> rows) {
   } else {
     impl.states.copy_from(states);
   }
+  impl.windows = std::move(windows);
   impl.lengths = std::move(lengths);
   impl.points = std::move(points);
   impl.oldest = std::move(oldest);

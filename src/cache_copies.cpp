@@ -190,6 +190,7 @@ MemoryReport Cache::memory() const {
     }
   }
   report.restore_points = {.used = points.total(), .reserved = points.total()};
+  impl.windows.add_memory(report.restore_points, impl.states);
   if (impl.states.empty()) {
     report.restore_points.capacity = 0;
   }
@@ -214,6 +215,8 @@ std::vector<std::string> Cache::validate() const {
     expect(length >= 0 && length <= capacity(),
            name + "length " + std::to_string(length) + " within [0, " +
                std::to_string(capacity()) + "]");
+    expect(impl.windows.ends_at(static_cast<int64_t>(row), length),
+           name + "a state window ends at the length");
     int64_t previous = 0;
     for (const auto& point : impl.points[row]) {
       expect(point->position > previous && point->position <= length,

@@ -6,6 +6,7 @@
 #include "kvcache/cache.h"
 #include "kvcache/detail/step_data.h"
 #include "row_states.h"
+#include "state_windows.h"
 #include "step_numbers.h"
 
 namespace kvcache {
@@ -61,10 +62,12 @@ struct Cache::Impl {
   std::vector<size_t> layout_of;    // of each attention layer
   int64_t most_live = std::numeric_limits<int64_t>::max();  // tokens of a step
   RowStates states;
+  StateWindows windows;
   StepData step;
   struct StepKey {
     int64_t rows = 0, tokens = 0, first_row = 0;
     uint64_t epoch = 0;
+    bool state_window = false;
     bool operator==(const StepKey&) const = default;
   };
   std::optional<StepKey> step_key;  // what buffers and views of `step` are for

@@ -13,8 +13,14 @@ class RowStates {
  public:
   RowStates(const CacheSpec& spec, bool may_swap);
 
+  struct Layer {
+    RecurrentLayer spec;
+    int64_t conv_offset = 0, state_offset = 0;  // elements, in a row
+  };
+
   bool empty() const noexcept { return layers_.empty(); }
   size_t layers() const noexcept { return layers_.size(); }
+  std::span<const Layer> layout() const noexcept { return layers_; }
   // Views of rows [first_row, first_row + rows) into `step.states`.
   void fill(StepData& step) const;
   // Rows that took tokens take their next state. True if addresses moved. All
@@ -40,10 +46,6 @@ class RowStates {
   const Tensor& state() const noexcept { return state_[0]; }
 
  private:
-  struct Layer {
-    RecurrentLayer spec;
-    int64_t conv_offset = 0, state_offset = 0;  // elements, in a row
-  };
   RowStates() = default;
   void allocate(int64_t rows);
 

@@ -173,11 +173,28 @@ Tensor Step::extend_conv(int64_t layer, const Tensor& x) {
   const StateView& view = step.states[impl.index[local]];
   Tensor out = (impl.numbers.by_ops() ? extend_inputs_by_ops : extend_inputs)(
       step, view, x, impl.numbers.skip());
+  if (!step.windows.empty()) {
+    at::NoGradGuard no_grad;
+    step.windows[impl.index[local]].conv.copy_(out);
+  }
   step.conv_done[local] = true;
   if (spec.state_shape.empty()) {
     step.done[local] = true;
+    step.window_done[impl.index[local]] = true;
   }
   return out;
+}
+
+const StateWindow* Step::state_window(int64_t layer) {
+  StepData& step = data();
+  const Cache::Impl& impl = *cache_->impl_;
+  impl.recurrent("Step::state_window", layer);
+  const size_t index = impl.index[impl.local("Step::state_window", layer)];
+  if (step.windows.empty()) {
+    return nullptr;
+  }
+  step.window_done[index] = true;
+  return &step.windows[index];
 }
 
 void Step::check_complete() const {

@@ -286,7 +286,9 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
   impl.check_rows();
   Impl::Key key{
       .tokens = spec.tokens, .repeats = repeats, .may_finish = may_finish};
-  impl.cache.begin_host(spec, repeats, {});  // checks the whole spec
+  StepSpec plain = spec;
+  plain.state_window = false;  // a graph keeps no states between its tokens
+  impl.cache.begin_host(plain, repeats, {});  // checks the whole spec
   key.first_row = impl.step().first_row;
   key.rows = impl.step().rows;
   key.window = impl.step().window;
@@ -298,7 +300,8 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
       impl.note_failure(key, error.what());
     }
   }
-  impl.begin(key, spec);
+  impl.begin(key, plain);
+  impl.cache.impl_->windows.committed(impl.step());  // its rows have none
   if (recording != nullptr) {
     impl.check_addresses(key, *recording);
     impl.guarded(key, [&] { recording->work->replay(); });

@@ -42,6 +42,7 @@ void read_spec(const StepSpec& spec, int64_t all_rows, StepData& step) {
   }
   step.tokens = spec.tokens;
   step.first_row = spec.first_row;
+  step.state_window = spec.state_window;
   step.rows = rows;
   step.skip.resize(static_cast<size_t>(rows));
   step.count.resize(static_cast<size_t>(rows));
@@ -112,19 +113,24 @@ void Cache::begin_host(const StepSpec& spec, int64_t repeats,
     impl.raise_floor(step.first_row + row,
                      step.start[row] + step.count[row] * repeats);
   }
+  if (step.state_window) {
+    impl.windows.drop_all();  // their memory is this step's
+  }
 }
 
 // Buffers and views for the step's shape; those of the last step are kept.
 void Cache::shape_step() {
   Impl& impl = *impl_;
   StepData& step = impl.step;
-  const Impl::StepKey key{step.rows, step.tokens, step.first_row, impl.epoch};
+  const Impl::StepKey key{step.rows, step.tokens, step.first_row, impl.epoch,
+                          step.state_window};
   if (impl.step_key == key) {
     return;
   }
   impl.step_key.reset();  // if anything below throws
   impl.numbers.shape(step);
   impl.states.fill(step);
+  impl.windows.fill(step, impl.states);
   for (size_t i = 0; i < step.views.size(); ++i) {
     const AttentionLayer& layer = impl.attention_layers[i];
     KvView& view = step.views[i];
@@ -143,6 +149,7 @@ void Cache::begin_device() {
   StepData& step = impl.step;
   std::fill(step.done.begin(), step.done.end(), false);
   std::fill(step.conv_done.begin(), step.conv_done.end(), false);
+  std::fill(step.window_done.begin(), step.window_done.end(), false);
   impl.numbers.fill(step);
   for (size_t i = 0; i < step.views.size(); ++i) {
     const CellLayout& layout = impl.layouts[impl.layout_of[i]];
@@ -169,6 +176,7 @@ void Cache::commit_host(int64_t repeats) noexcept {
   for (int64_t row = 0; row < step.rows; ++row) {
     impl_->lengths[step.first_row + row] += step.count[row] * repeats;
   }
+  impl_->windows.committed(step);
   impl_->numbers.note_advance(step, repeats);
   do_committed(step);
 }

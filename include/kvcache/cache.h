@@ -37,6 +37,10 @@ class [[nodiscard]] Step {
   // token t, the inputs before the first live token stand right before it, dead
   // columns are 0. Writes the layer's next_conv.
   Tensor extend_conv(int64_t layer, const Tensor& x);
+  // Null unless StepSpec::state_window. Who asks promises to fill it with the
+  // live tokens' states; extend_conv() fills `conv` itself. A window counts if
+  // every layer's was asked for, or was filled by extend_conv() alone.
+  const StateWindow* state_window(int64_t layer);
   void commit();  // throws if a layer was left out; the step is then still open
 
  private:
@@ -72,6 +76,8 @@ class Cache {
 
   // Keeps at most lengths[b] tokens of row b; a longer target is no change.
   // lengths() says what was kept, the result how many to feed again, and why.
+  // Exact inside of a state window: until a step with tokens for the row, any
+  // step with a window, reset, restore or reorder.
   Truncation truncate(std::span<const int64_t> lengths);
   Truncation truncate(int64_t length);
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it

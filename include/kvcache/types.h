@@ -71,6 +71,9 @@ struct StepSpec {
   std::span<const int64_t> count = {};  // [rows]; empty: T - skip. 0: row idle
   int64_t first_row = 0;  // the step is about [first_row, first_row + rows)
   std::optional<int64_t> rows = {};  // empty: to the last row
+  // Keep the recurrent states after each token too, for truncate() into this
+  // step, until a row's next change. Recorded steps do not.
+  bool state_window = false;
 };
 
 // What attention reads. Query (b, t) sees positions [max(0, n - sliding), n),
@@ -97,6 +100,14 @@ struct KvView {
 struct StateView {
   Tensor conv, next_conv;    // [B, C, Kc], raw inputs, newest last
   Tensor state, next_state;  // [B, ...] as in the LayerSpec, float32
+};
+
+// One recurrent layer after each token of the step; what stands at dead tokens
+// is ignored. Each state is dense.
+struct StateWindow {
+  Tensor state;  // [B, T, ...] float32; undefined: the layer has none
+  // [B, C, Kc + T], as Step::extend_conv() gives it; undefined: none.
+  Tensor conv;
 };
 
 // What a truncation could keep, from best to worst. Of several rows, the worst.

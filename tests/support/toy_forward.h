@@ -24,6 +24,9 @@ struct ForwardOptions {
   bool fused = false;
   at::ScalarType dtype = at::kFloat, conv_dtype = at::kFloat;
   std::function<void(int64_t layer, Stage stage)> hook = {};
+  // Fills a state window where one is wanted; a forward that has never heard of
+  // them does not.
+  bool fill_window = true;
   const float* hidden = nullptr;  // [rows * tokens, E] in place of embeddings
 };
 
@@ -147,18 +150,21 @@ class Forward {
       extended = step_.extend_conv(number, x);
     }
     call(number, Stage::kAfterWrite);
+    const StateWindow* window =
+        options_.fill_window ? step_.state_window(number) : nullptr;
     for (int64_t row = 0; row < rows_; ++row) {
       if (conv) {
-        conv_row(weights, row, taps, inputs, extended, view, channels);
+        conv_row(weights, row, taps, inputs, extended, view, window, channels);
       }
-      state_row(weights, row, has_state ? view : nullptr, channels);
+      state_row(weights, row, has_state ? view : nullptr, window, channels);
     }
   }
 
   // Convolves the live tokens of a row; a fused one keeps the tail itself.
   void conv_row(const Model::Weights& weights, int64_t row, int64_t taps,
                 const Elements& inputs, const Tensor& extended,
-                const StateView* view, std::vector<Floats>& channels) const {
+                const StateView* view, const StateWindow* window,
+                std::vector<Floats>& channels) const {
     std::vector<Floats> history(kChannels);  // saved and live, without gaps
     if (!extended.defined()) {
       const Elements saved(view->conv);
@@ -168,7 +174,7 @@ class Forward {
         }
       }
     }
-    Floats window(static_cast<size_t>(kChannels * (taps + 1)));
+    Floats seen(static_cast<size_t>(kChannels * (taps + 1)));
     for (int64_t t = 0; t < tokens_; ++t) {
       if (!live(row, t)) {
         continue;
@@ -179,12 +185,15 @@ class Forward {
           line.push_back(inputs.get({row, c, t}));
         }
         for (int64_t j = 0; j <= taps; ++j) {
-          window[static_cast<size_t>(c * (taps + 1) + j)] =
+          seen[static_cast<size_t>(c * (taps + 1) + j)] =
               extended.defined() ? Elements(extended).get({row, c, t + j})
                                  : line[line.size() - 1 - (taps - j)];
         }
       }
-      convolve(weights.conv, window.data(), taps,
+      if (!extended.defined() && window != nullptr) {
+        keep_inputs(row, t, taps, seen, *window);
+      }
+      convolve(weights.conv, seen.data(), taps,
                channels[static_cast<size_t>(row * tokens_ + t)].data());
     }
     if (!extended.defined()) {
@@ -198,8 +207,21 @@ class Forward {
     }
   }
 
+  // Of a token and those before it, as the convolution sees them.
+  static void keep_inputs(int64_t row, int64_t t, int64_t taps,
+                          const Floats& seen, const StateWindow& window) {
+    const Elements columns(window.conv);
+    for (int64_t c = 0; c < kChannels; ++c) {
+      for (int64_t j = 0; j <= taps; ++j) {
+        columns.set({row, c, t + j},
+                    seen[static_cast<size_t>(c * (taps + 1) + j)]);
+      }
+    }
+  }
+
   void state_row(const Model::Weights& weights, int64_t row,
-                 const StateView* view, std::vector<Floats>& channels) {
+                 const StateView* view, const StateWindow* window,
+                 std::vector<Floats>& channels) {
     float state[kKey * kValue];
     bool any = false;
     for (int n = 0; n < kKey * kValue && view != nullptr; ++n) {
@@ -216,6 +238,10 @@ class Forward {
       if (view != nullptr) {
         delta_rule(weights.gates, at(i), c.data(), state, read);
         add_output(weights.out, read, kValue, at(i));
+        for (int n = 0; n < kKey * kValue && window != nullptr; ++n) {
+          Elements(window->state)
+              .set({row, t, n / kValue, n % kValue}, state[n]);
+        }
       } else {
         add_output(weights.out, c.data(), kChannels, at(i));
       }

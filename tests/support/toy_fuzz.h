@@ -94,7 +94,9 @@ class Fuzz : private FuzzSteps {
       if (targets[row] >= shadow.length()) {
         continue;
       }
-      const ExpectedCut cut = cut_at(shadow.marks, targets[row]);
+      std::vector<int64_t> points = shadow.marks;
+      points.insert(points.end(), shadow.window.begin(), shadow.window.end());
+      const ExpectedCut cut = cut_at(points, targets[row]);
       reason = std::max(reason, cut.reason);
       replay[row] = targets[row] - cut.length;
       dropped[row].assign(shadow.ids.begin() + cut.length,
@@ -167,6 +169,9 @@ class Fuzz : private FuzzSteps {
   void fork() {  // and both go on; at most two live at a time
     log("fork");
     Subject copy{cache().fork(), rows()};
+    for (ShadowRow& row : copy.rows) {
+      row.window.clear();
+    }
     if (subjects_.size() < 2) {
       subjects_.push_back(std::move(copy));
     } else {
@@ -177,6 +182,7 @@ class Fuzz : private FuzzSteps {
   Saved saved_now(size_t row) {
     Saved made{cache().checkpoint(static_cast<int64_t>(row)), rows()[row]};
     add_mark(made.row);
+    made.row.window.clear();
     return made;
   }
 

@@ -20,7 +20,7 @@ class FuzzSteps : protected FuzzState {
     StepSpec spec;
     std::vector<int64_t> skip, count;
     std::vector<int> ids;
-    bool fits = true;
+    bool fits = true, fills = false;
   };
 
   Plan plan_step() {
@@ -76,8 +76,16 @@ class FuzzSteps : protected FuzzState {
       }
       return;
     }
+    plan.spec.state_window = chance(25);
     Step open = cache().begin_step(plan.spec);
     ForwardOptions with = options();
+    with.fill_window = chance(80);
+    plan.fills = plan.spec.state_window && with.fill_window;
+    for (ShadowRow& row : rows()) {
+      if (plan.spec.state_window) {
+        row.window.clear();
+      }
+    }
     if (chance(15)) {
       return abandon(open, plan, with);
     }
@@ -124,6 +132,12 @@ class FuzzSteps : protected FuzzState {
       const auto first = row * plan.spec.tokens + plan.skip[row];
       shadow.ids.insert(shadow.ids.end(), plan.ids.begin() + first,
                         plan.ids.begin() + first + plan.count[row]);
+      if (plan.count[row] > 0) {
+        shadow.window.clear();
+      }
+      for (int64_t n = 1; n <= plan.count[row] && plan.fills; ++n) {
+        shadow.window.push_back(before + n);
+      }
       const Floats& want = expected(shadow.ids).hidden;
       if (plan.count[row] > 0 &&
           std::memcmp(want.data() + before * kWidth,

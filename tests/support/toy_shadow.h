@@ -25,10 +25,11 @@ struct FuzzSetup {
   int64_t capacity = 20;
 };
 
-// What a row must hold: its tokens, and positions > 0 that can be cut at.
+// What a row must hold: its tokens, and positions > 0 that can be cut at: marks
+// and, until its next change, those inside of a state window.
 struct ShadowRow {
   std::vector<int> ids;
-  std::vector<int64_t> marks;
+  std::vector<int64_t> marks, window = {};
   int64_t length() const { return static_cast<int64_t>(ids.size()); }
 };
 
@@ -115,7 +116,9 @@ class FuzzState {
 
   static void shrink(ShadowRow& row, int64_t length) {
     row.ids.resize(static_cast<size_t>(length));
-    std::erase_if(row.marks, [&](int64_t mark) { return mark > length; });
+    for (auto part : {&ShadowRow::marks, &ShadowRow::window}) {
+      std::erase_if(row.*part, [&](int64_t mark) { return mark > length; });
+    }
   }
 
   void add_mark(ShadowRow& row) const {

@@ -88,10 +88,11 @@ inline std::vector<Floats> feed(Cache& cache, const Model& model,
 
 // One committed step of `ids` in one row, beside the others.
 inline void feed_row(Cache& cache, const Model& model, int64_t row,
-                     const Ids& ids) {
+                     const Ids& ids, bool state_window = false) {
   Step step = cache.begin_step({.tokens = static_cast<int64_t>(ids.size()),
                                 .first_row = row,
-                                .rows = 1});
+                                .rows = 1,
+                                .state_window = state_window});
   forward(model, step, ids, options_for(cache));
   step.commit();
 }

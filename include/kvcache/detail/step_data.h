@@ -33,6 +33,9 @@ struct StepData {
   std::vector<StateView> states;  // one per recurrent layer
   std::vector<bool> done;         // one per layer
   std::vector<bool> conv_done;    // one per layer
+  bool state_window = false;
+  std::vector<StateWindow> windows;  // one per recurrent layer; none: empty
+  std::vector<bool> window_done;     // one per recurrent layer
   bool open = false;
 };
 

@@ -21,6 +21,7 @@
 #include "kvcache/model/sampler.h"
 #include "kvcache/model/tokenizer.h"
 #include "kvcache/reuse_report.h"
+#include "kvcache/speculation.h"
 
 namespace kvcache::model {
 
@@ -38,9 +39,10 @@ inline constexpr int64_t kDefaultNewTokens = 256;
 // weights once. The tokens stay those of plain decoding wherever the model is
 // row-exact; only their cost changes.
 struct PromptLookup {
-  int64_t drafts = 0;    // at most, per step; 0: off
-  int64_t longest = 3;   // tokens that must be the same, at most
-  int64_t shortest = 1;  // and at least
+  int64_t drafts = 0;                   // at most, per step; 0: off
+  int64_t longest = 3;                  // tokens that must be the same, at most
+  int64_t shortest = 1;                 // and at least
+  SpeculationOptions speculation = {};  // where wrong ones meet states
 };
 
 struct GenerateOptions {
@@ -105,6 +107,7 @@ struct GenerateTimings {
   int64_t decode_steps = 0;    // new tokens but the first
   int64_t drafted = 0;         // tokens that were guessed
   int64_t accepted = 0;        // of them, right
+  int64_t replays = 0;         // forwards that fed accepted tokens again
   double prefill_tokens_per_second() const noexcept;  // 0 if none
   double decode_tokens_per_second() const noexcept;
 };

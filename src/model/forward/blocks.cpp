@@ -176,7 +176,8 @@ GatedDelta::GatedDelta(const ModelConfig& config, Parts parts)
 
 Tensor GatedDelta::mix(Pass& pass, int64_t layer, const Tensor& inputs) const {
   const Tensor mixed = pass.scratch(core_.outputs());
-  core_.run(pass.tokens, inputs, pass.memory.state(layer), mixed);
+  core_.run(pass.tokens, inputs, pass.memory.state(layer), mixed,
+            pass.memory.state_window(layer));
   return mixed;
 }
 

@@ -59,6 +59,22 @@ DeltaRow<T> row_of(const StateView& memory, int64_t row) {
   return made;
 }
 
+// Channels [first, end) of a row's inputs: the saved ones, then the live
+// tokens' from column Kc on. `to`: of channel 0, channels `stride` apart.
+template <typename T>
+void keep_inputs(const DeltaLayer& layer, const DeltaRow<T>& row, int64_t first,
+                 int64_t end, T* to, int64_t stride) {
+  const int64_t saved = layer.taps - 1;
+  for (int64_t c = first; c < end; ++c) {
+    T* line = to + c * stride;
+    for (int64_t j = 0; j < saved; ++j) line[j] = row.conv[c * saved + j];
+    const T* in = row.in + c;
+    for (int64_t t = 0; t < row.tokens; ++t, in += layer.inputs()) {
+      line[saved + t] = *in;
+    }
+  }
+}
+
 }  // namespace
 
 template <>
@@ -99,7 +115,8 @@ GatedDeltaCore::GatedDeltaCore(const ModelConfig& config,
 }
 
 void GatedDeltaCore::run(const TokenSpans& tokens, const Tensor& in,
-                         const StateView& memory, const Tensor& out) const {
+                         const StateView& memory, const Tensor& out,
+                         const StateWindow* window) const {
   std::vector<LiveRange> live;
   int64_t most = 0;
   for (int64_t row = 0; row < tokens.rows; ++row) {
@@ -117,19 +134,43 @@ void GatedDeltaCore::run(const TokenSpans& tokens, const Tensor& in,
       std::memset(to + i * outputs(), 0,
                   static_cast<size_t>(outputs()) * sizeof(T));
     }
-    for_each_row(tokens.rows * layer_.key_heads,
-                 most * layer_.groups * state_values, [&](int64_t i) {
-                   const int64_t row = i / layer_.key_heads;
-                   const LiveRange range = live[static_cast<size_t>(row)];
-                   if (range.count == 0) return;
-                   const int64_t first = row * tokens.per_row + range.first;
-                   DeltaRow<T> run = row_of<T>(memory, row);
-                   run.tokens = range.count;
-                   run.in = from + first * inputs();
-                   run.out = to + first * outputs();
-                   kernel.run(layer_, run, i % layer_.key_heads,
-                              thread_scratch(kernel.scratch(layer_)));
-                 });
+    const auto run_of = [&](int64_t row) {
+      const LiveRange range = live[static_cast<size_t>(row)];
+      const int64_t first = row * tokens.per_row + range.first;
+      DeltaRow<T> run = row_of<T>(memory, row);
+      run.tokens = range.count;
+      run.in = from + first * inputs();
+      run.out = to + first * outputs();
+      if (window != nullptr) {
+        run.window = window->state.data_ptr<float>() +
+                     row * window->state.stride(0) +
+                     range.first * window->state.stride(1);
+        run.window_stride = window->state.stride(1);
+      }
+      return run;
+    };
+    const auto for_each_head = [&](const auto& work) {
+      for_each_row(tokens.rows * layer_.key_heads,
+                   most * layer_.groups * state_values, [&](int64_t i) {
+                     const int64_t row = i / layer_.key_heads;
+                     if (live[static_cast<size_t>(row)].count > 0) {
+                       work(row, i % layer_.key_heads);
+                     }
+                   });
+    };
+    if (window != nullptr) {  // before a next conv in place overwrites it
+      const int64_t share = layer_.channels() / layer_.key_heads;
+      for_each_head([&](int64_t row, int64_t head) {
+        T* columns = data_of<T>(window->conv) + row * window->conv.stride(0) +
+                     live[static_cast<size_t>(row)].first;
+        keep_inputs(layer_, run_of(row), head * share, (head + 1) * share,
+                    columns, window->conv.stride(1));
+      });
+    }
+    for_each_head([&](int64_t row, int64_t head) {
+      kernel.run(layer_, run_of(row), head,
+                 thread_scratch(kernel.scratch(layer_)));
+    });
   });
 }
 

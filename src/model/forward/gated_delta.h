@@ -30,9 +30,10 @@ class GatedDeltaCore {
 
   // Reads `in` [N, q | k | v | z | b | a], conv and state of `memory`; writes
   // `out` [N, Hv * Dv] in the dtype of `in`, 0 for dead tokens, and the next
-  // conv and state of rows with a live token. Rows are row-exact.
+  // conv and state of rows with a live token, and `window` after each of them;
+  // null: not wanted. Rows are row-exact.
   void run(const TokenSpans& tokens, const Tensor& in, const StateView& memory,
-           const Tensor& out) const;
+           const Tensor& out, const StateWindow* window = nullptr) const;
 
   int64_t inputs() const { return layer_.inputs(); }
   int64_t outputs() const { return layer_.value_heads() * layer_.value_dim; }

@@ -46,6 +46,8 @@ struct DeltaRow {
   T* next_conv = nullptr;
   const float* state = nullptr;  // [Hv, Dk, Dv]
   float* next_state = nullptr;
+  float* window = nullptr;    // S after each token as well; null: not wanted
+  int64_t window_stride = 0;  // from one token's [Hv, Dk, Dv] to the next
 };
 
 template <typename T>

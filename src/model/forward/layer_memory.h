@@ -31,6 +31,9 @@ class LayerMemory {
   // calls extend_conv().
   virtual const StateView& state(int64_t layer) = 0;
   virtual Tensor extend_conv(int64_t layer, const Tensor& x) = 0;
+  // As Step::state_window(): null unless the states after each token are
+  // wanted.
+  virtual const StateWindow* state_window(int64_t layer) = 0;
 };
 
 // A cache's.
@@ -44,6 +47,9 @@ class StepMemory final : public LayerMemory {
   const StateView& state(int64_t layer) override { return step_.state(layer); }
   Tensor extend_conv(int64_t layer, const Tensor& x) override {
     return step_.extend_conv(layer, x);
+  }
+  const StateWindow* state_window(int64_t layer) override {
+    return step_.state_window(layer);
   }
 
  private:
@@ -83,6 +89,7 @@ class NoMemory final : public LayerMemory {
     return at::cat({at::zeros({x.size(0), x.size(1), taps}, x.options()), x},
                    2);
   }
+  const StateWindow* state_window(int64_t) override { return nullptr; }
 
  private:
   template <typename Layer>

@@ -72,7 +72,8 @@ OpsGatedDelta::Heads OpsGatedDelta::heads_of(const Tensor& inputs,
 
 // `alpha`, `beta` [B, T, Hv]. Returns [B, T, Hv, Dv].
 Tensor OpsGatedDelta::scan(const Heads& heads, const Tensor& alpha,
-                           const Tensor& beta, const StateView& memory) const {
+                           const Tensor& beta, const StateView& memory,
+                           const StateWindow* window) const {
   Tensor state = memory.state;  // [B, Hv, Dk, Dv]
   std::vector<Tensor> outputs;
   for (int64_t t = 0; t < heads.q.size(1); ++t) {
@@ -85,6 +86,7 @@ Tensor OpsGatedDelta::scan(const Heads& heads, const Tensor& alpha,
     const Tensor delta =
         heads.v.select(1, t).sub(read).mul(column(beta)).unsqueeze(2);
     state = decayed.addcmul(k, delta);
+    if (window != nullptr) window->state.select(1, t).copy_(state);
     outputs.push_back(state.mul(column(heads.q)).sum(2));
   }
   memory.next_state.copy_(state);
@@ -109,7 +111,8 @@ Tensor OpsGatedDelta::run(const Tensor& normed, OpsPass& pass,
                            .mul(weights_.decay)
                            .masked_fill(dead, 0)
                            .exp();
-  const Tensor o = scan(heads, alpha, beta, pass.memory.state(layer));
+  const Tensor o = scan(heads, alpha, beta, pass.memory.state(layer),
+                        pass.memory.state_window(layer));
   const Tensor z = inputs.narrow(2, C, sizes_.value_size())
                        .to(at::kFloat)
                        .reshape(o.sizes());

@@ -21,7 +21,7 @@ class OpsGatedDelta final : public OpsMixer {
   };
   Heads heads_of(const Tensor& inputs, OpsPass& pass, int64_t layer) const;
   Tensor scan(const Heads& heads, const Tensor& alpha, const Tensor& beta,
-              const StateView& memory) const;
+              const StateView& memory, const StateWindow* window) const;
 
   LinearAttentionConfig sizes_;
   double eps_;

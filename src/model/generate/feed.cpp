@@ -67,10 +67,13 @@ Tensor on_cpu(const Tensor& logits) { return logits.cpu().contiguous(); }
 }  // namespace
 
 Tensor feed(const LanguageModel& model, Cache& cache, const Tensor& ids,
-            const ForwardOptions& options, int64_t first_row) {
+            const ForwardOptions& options, int64_t first_row,
+            bool state_window) {
   const c10::InferenceMode guard;
-  Step step = cache.begin_step(
-      {.tokens = ids.size(1), .first_row = first_row, .rows = ids.size(0)});
+  Step step = cache.begin_step({.tokens = ids.size(1),
+                                .first_row = first_row,
+                                .rows = ids.size(0),
+                                .state_window = state_window});
   Tensor logits = model.forward(ids, step, options);
   step.commit();
   return on_cpu(logits);

@@ -31,7 +31,8 @@ std::span<const float> logits_row(const Tensor& logits, int64_t row = 0);
 // committed. `ids` may be on the CPU whatever the model's device is; logits
 // come back to the CPU.
 Tensor feed(const LanguageModel& model, Cache& cache, const Tensor& ids,
-            const ForwardOptions& options, int64_t first_row = 0);
+            const ForwardOptions& options, int64_t first_row = 0,
+            bool state_window = false);
 
 // No memory at all.
 Tensor feed(const LanguageModel& model, const Tensor& ids,

@@ -124,10 +124,11 @@ class Generation {
     const auto start = Clock::now();
     std::vector<int64_t> ids = {sequence_.back()};
     ids.insert(ids.end(), drafts.begin(), drafts.end());
-    Speculation speculation(*cache_);
+    Speculation speculation(*cache_, 0, options_.lookup.speculation);
     const Tensor logits = feed(
         model_, *cache_, ids_tensor(ids),
-        with_adapter({.role = Role::kDecode, .all_logits = true}, adapter_));
+        with_adapter({.role = Role::kDecode, .all_logits = true}, adapter_),
+        /*first_row=*/0, speculation.window(static_cast<int64_t>(ids.size())));
     timings().decode_ms += ms_since(start);
     timings().drafted += static_cast<int64_t>(drafts.size());
     int64_t right = 0;
@@ -161,6 +162,7 @@ class Generation {
           static_cast<size_t>(fed + tokens - again),
           static_cast<size_t>(again));
       feed(model_, *cache_, ids_tensor(from), adapted(Role::kDecode));
+      ++timings().replays;
     }
     timings().decode_ms += ms_since(start);
   }

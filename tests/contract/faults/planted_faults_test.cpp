@@ -38,6 +38,9 @@ const Fault kFaults[] = {
     {18, "a step over a row range takes other rows' states"},
     {19, "a fork has no states"},
     {20, "states are not permuted"},
+    {21, "a state window's tokens are counted from its padding"},
+    {22, "a state window outlives the row's next step"},
+    {23, "a state window outlives the step that overwrites it"},
 };
 
 constexpr unsigned kSeeds = 8;

@@ -86,7 +86,8 @@ class DeltaCase {
                          const DeltaMemory& before,
                          const std::vector<int64_t>& skip = {},
                          const std::vector<int64_t>& count = {},
-                         bool in_place = false) {
+                         bool in_place = false,
+                         const StateWindow* window = nullptr) {
     const int64_t B = in.size(0), T = in.size(1);
     std::vector<int64_t> limits(static_cast<size_t>(B * T), 0);
     for (int64_t b = 0; b < B; ++b) {
@@ -103,7 +104,7 @@ class DeltaCase {
     view.next_conv = in_place ? view.conv : at::full_like(view.conv, kNaN);
     view.next_state = in_place ? view.state : at::full_like(view.state, kNaN);
     const Tensor dense = in.contiguous();
-    core.run({B, T, limits, limits, limits}, dense, view, result.out);
+    core.run({B, T, limits, limits, limits}, dense, view, result.out, window);
     result.memory = {view.next_conv, view.next_state};
     return result;
   }

@@ -152,6 +152,48 @@ TEST_P(GatedDeltaTest, ALargeStateTokenByTokenHasTheSameBits) {
   }
 }
 
+// A window holds, at each live token, what a run that ends there leaves; dead
+// tokens are not written, and all else has the same bits. Small and large
+// states, in place and not, over the border of a tile.
+TEST_P(GatedDeltaTest, AWindowHoldsWhatEachTokenLeaves) {
+  for (const auto& sizes : {kEqual, kTwo, kThree, kLarge}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      DeltaCase layer(sizes);
+      const GatedDeltaCore core = layer.core();
+      const std::vector<int64_t> skip = {2, 0}, count = {3, 35};
+      const Tensor in = layer.tokens(2, 35, dtype);
+      const DeltaMemory before = layer.memory(2, dtype);
+      const int64_t taps = sizes.conv_kernel - 1;
+      StateWindow window;
+      window.state = at::full({2, 35, 2, sizes.value_heads, sizes.key_head_dim,
+                               sizes.value_head_dim},
+                              kNaN, at::TensorOptions(at::kFloat))
+                         .select(2, 1);
+      window.conv =
+          at::full({2, sizes.conv_channels(), taps + 35}, kNaN, in.options());
+      const bool in_place = dtype == at::kFloat;
+      EXPECT_TRUE(same_bits(
+          DeltaCase::run(core, in, before, skip, count, in_place, &window),
+          DeltaCase::run(core, in, before, skip, count)));
+      for (size_t b = 0; b < 2; ++b) {
+        const auto row = static_cast<int64_t>(b);
+        for (int64_t n = 1; n <= count[b]; n += n < 5 ? 1 : 5) {
+          const DeltaResult alone = DeltaCase::run(
+              core, in.narrow(0, row, 1).narrow(1, skip[b], n),
+              {before.conv.narrow(0, row, 1), before.state.narrow(0, row, 1)});
+          const int64_t end = skip[b] + n;
+          EXPECT_TRUE(alone.memory.state[0].equal(window.state[row][end - 1]));
+          EXPECT_TRUE(
+              alone.memory.conv[0].equal(window.conv[row].narrow(1, end, taps)))
+              << b << ' ' << n;
+        }
+      }
+      EXPECT_TRUE(window.state[0][1].isnan().all().item<bool>());
+      EXPECT_TRUE(window.state[0][5].isnan().all().item<bool>());
+    }
+  }
+}
+
 TEST_P(GatedDeltaTest, ThreadsChangeNoBit) {
   DeltaCase layer(kEqual);
   const GatedDeltaCore core = layer.core();

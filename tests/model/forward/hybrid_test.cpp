@@ -1,8 +1,11 @@
 // hybrid_test.cpp - a model of linear and full attention over every kind of
 // cache: the bits of the stateless forward however its tokens are cut.
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -111,6 +114,80 @@ TEST_P(HybridTest, K49RejectedDraftsLeaveNothing) {
     expect_same_states(*cache, *plain);
     EXPECT_TRUE(at::equal(feed(*model, *cache, {1, 2}, {1, 1}),
                           feed(*model, *plain, {1, 2}, {1, 1})));
+  }
+}
+
+// `tokens` in row 1 of two behind padding, row 0 idle, with a window of states;
+// what came behind the first `kept` is dropped again.
+void keep_some(const Transformer& of, Cache& cache, const Ids& tokens,
+               int64_t kept) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  Tensor ids = at::full({2, count + 2}, -1, at::kLong);
+  ids[1].narrow(0, 2, count).copy_(as_row(tokens)[0]);
+  const int64_t before = cache.lengths()[1];
+  const Ids skip = {0, 2}, live = {0, count};
+  Step step = cache.begin_step(
+      {.tokens = count + 2, .skip = skip, .count = live, .state_window = true});
+  of.forward(ids, step, {.all_logits = true});
+  step.commit();
+  const Truncation cut =
+      cache.truncate(std::vector<int64_t>{before, before + kept});
+  EXPECT_EQ(cut.replay, (std::vector<int64_t>{0, 0}));
+}
+
+// K49 by a window: the n-th states of a step of drafts, dense weights and
+// packed ones, are those of a run that never saw the rest.
+TEST_P(HybridTest, K49AWindowHoldsTheStatesOfEveryDraft) {
+  const Ids ids = some_ids(6), drafts = {9, 8, 7, 6, 5};
+  for (const Running& running : kRunnings) {
+    SCOPED_TRACE(running.name);
+    const auto of = random_model(hybrid_config(), running.dtype,
+                                 model::ForwardKind::kAuto, running.packing);
+    for (int64_t count = 1; count <= 5; ++count) {
+      for (int64_t kept = 1; kept <= count; ++kept) {
+        const auto cache = make(*of, 2, 24), plain = make(*of, 1, 24);
+        step(*of, *cache, at::cat({as_row(ids), as_row(ids)}));
+        feed(*of, *plain, ids, {6});
+        const Ids all(drafts.begin(), drafts.begin() + count);
+        keep_some(*of, *cache, all, kept);
+        const Ids right(drafts.begin(), drafts.begin() + kept);
+        feed(*of, *plain, right, {kept});
+        EXPECT_EQ(cache->lengths()[1], 6 + kept);
+        expect_same_states(*plain, *cache, 1);
+        const Tensor next =
+            step(*of, *cache, at::tensor({3, 4}, at::kLong).view({2, 1}));
+        EXPECT_TRUE(at::equal(next[1], feed(*of, *plain, {4}, {1})));
+      }
+    }
+  }
+}
+
+// By operators sums depend on the shapes, so: the same bits whatever the rest
+// was, and close to a run without it.
+TEST_P(HybridTest, K49AWindowByOperators) {
+  constexpr double kClose = 1e-5;  // float32, sums of 32 terms
+  const auto of =
+      random_model(hybrid_config(), at::kFloat, model::ForwardKind::kOps);
+  const Ids ids = some_ids(6);
+  for (int64_t kept = 1; kept <= 4; ++kept) {
+    const auto one = make(*of, 2, 24), other = make(*of, 2, 24);
+    const auto plain = make(*of, 2, 24);
+    Ids drafts = {9, 8, 7, 6};
+    for (Cache* cache : {one.get(), other.get(), plain.get()}) {
+      step(*of, *cache, at::cat({as_row(ids), as_row(ids)}));
+    }
+    keep_some(*of, *one, drafts, kept);
+    std::fill(drafts.begin() + kept, drafts.end(), 33);
+    keep_some(*of, *other, drafts, kept);
+    drafts.resize(static_cast<size_t>(kept));
+    keep_some(*of, *plain, drafts, kept);
+    const auto found = one->checkpoint(1).points.back(),
+               same = other->checkpoint(1).points.back(),
+               wanted = plain->checkpoint(1).points.back();
+    EXPECT_TRUE(at::equal(found->state, same->state));
+    EXPECT_TRUE(at::equal(found->conv, same->conv));
+    EXPECT_TRUE(at::allclose(found->state, wanted->state, kClose, kClose));
+    EXPECT_TRUE(at::allclose(found->conv, wanted->conv, kClose, kClose));
   }
 }
 

@@ -7,13 +7,14 @@
 #include "kvcache/model/cache_factory.h"
 #include "tests/model/generate/generate_fixture.h"
 #include "tests/model/generate/toy_language_model.h"
+#include "tests/support/random_model.h"
 #include "tests/support/toy_steps.h"
 
 namespace kvcache::model {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 // The longest end that stood before decides, and of equal ones the latest.
 TEST(DraftTokens, FollowTheLatestPlaceOfTheLongestEnd) {
@@ -62,6 +63,31 @@ TEST(Drafts, GuessesChangeNothingButTheCost) {
       }
     }
   }
+}
+
+// A hybrid model: where wrong drafts cost a replay, a window of states saves
+// it, and the text is the same.
+TEST(Drafts, AWindowOfStatesSavesTheReplay) {
+  const auto model =
+      kvcache::testing::random_model(kvcache::testing::hybrid_config());
+  const std::vector<int64_t> prompt = {1, 2, 3, 1, 2, 3, 1};
+  GenerateOptions options{.max_new_tokens = 60, .log_probs = 1};
+  const auto plain_cache = make_cache(CacheKind::kPreallocated, *model);
+  const GenerateResult plain =
+      generate(*model, plain_cache.get(), prompt, options);
+  options.lookup.drafts = 4;
+  const auto run = [&] {
+    const auto cache = make_cache(CacheKind::kPreallocated, *model);
+    const GenerateResult got = generate(*model, cache.get(), prompt, options);
+    EXPECT_EQ(got.tokens, plain.tokens);
+    EXPECT_EQ(got.log_probs, plain.log_probs);
+    EXPECT_EQ(toy::picture(*cache), toy::picture(*plain_cache));
+    EXPECT_LT(got.timings.accepted, got.timings.drafted);
+    return got.timings.replays;
+  };
+  EXPECT_EQ(run(), 0);
+  options.lookup.speculation.window_bytes = 0;
+  EXPECT_GT(run(), 0);
 }
 
 // A text that repeats itself is guessed right, in fewer forwards; the end token
