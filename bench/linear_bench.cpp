@@ -1,7 +1,7 @@
 // bench/linear_bench.cpp - the linears of one forward of SmolLM2-135M.
 //
-// 30 layers and the head with random weights, as the forward calls them, at 2
-// rows (one token runs as two) to 512, in bytes of weights a second. Beside
+// 30 layers and the head with random weights, as the forward calls them, at 1
+// row (which oneDNN runs as two) to 512, in bytes of weights a second. Beside
 // them plain reads of 512 MiB, which bound the small row counts.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -37,9 +37,10 @@ void read_memory(benchmark::State& state) {
 
 std::vector<PackedLinear> smollm2_linears(at::ScalarType dtype) {
   std::vector<PackedLinear> linears;
+  kvcache::model::TileArena arena;
   const auto add = [&](int64_t outputs, int64_t inputs) {
     linears.emplace_back(at::randn({outputs, inputs}).mul(0.05).to(dtype),
-                         at::Tensor());
+                         at::Tensor(), arena);
   };
   for (int layer = 0; layer < 30; ++layer) {
     add(960, 576);
@@ -71,6 +72,7 @@ void run_linears(benchmark::State& state, at::ScalarType dtype) {
 
 BENCHMARK(read_memory)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(run_linears, bfloat16, at::kBFloat16)
+    ->Arg(1)
     ->Arg(2)
     ->Arg(8)
     ->Arg(128)
@@ -78,6 +80,7 @@ BENCHMARK_CAPTURE(run_linears, bfloat16, at::kBFloat16)
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(run_linears, float32, at::kFloat)
+    ->Arg(1)
     ->Arg(2)
     ->Arg(8)
     ->Arg(128)

@@ -37,7 +37,7 @@ std::span<RowBuffer> member_buffers(std::span<const Layer> layers,
 }  // namespace
 
 bool FusedLayers::serves(const Pass& pass, std::span<const Layer> layers) {
-  return !layers.empty() && !pass.arithmetic.pads_rows &&
+  return !layers.empty() && layers.front().mixer->input().tiles() != nullptr &&
          pass.adapters == nullptr && pass.tokens.count() <= kMostTokens;
 }
 

@@ -3,9 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <vector>
-
-#include "src/model/forward/row_loops.h"
+#include "src/model/packed/dense_tiles.h"
 
 namespace kvcache::model {
 
@@ -21,19 +19,15 @@ Tensor Head::dense(const Tensor& x, std::span<const int64_t> ids) const {
     source_->read_rows(name_, ids[static_cast<size_t>(i)], 1,
                        rows.mutable_data_ptr<float>() + i * width);
   }
-  rows = rows.to(x.scalar_type());
-  Tensor out = at::empty({x.size(0), count}, x.options());
-  with_row_type(x.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    std::vector<T> bias;
-    if (bias_.defined()) {
-      for (const int64_t id : ids) bias.push_back(data_of<T>(bias_)[id]);
+  const DenseTiles tiles(rows.to(x.scalar_type()));
+  Tensor sums = tiles(x);
+  if (bias_.defined()) {
+    const Tensor bias = bias_.to(at::kFloat);
+    for (int64_t i = 0; i < count; ++i) {
+      sums.select(1, i).add_(bias.select(0, ids[static_cast<size_t>(i)]));
     }
-    row_loops<T>().multiply(
-        data_of<T>(out), count, data_of<T>(x), x.size(0), data_of<T>(rows),
-        bias.empty() ? nullptr : bias.data(), width, 0, count);
-  });
-  return out;
+  }
+  return sums.to(x.scalar_type());
 }
 
 }  // namespace kvcache::model

@@ -29,7 +29,8 @@ class Head {
 
   // Of the tokens `ids` alone, [M, ids.size()], as many rows of weights read.
   // Quantised weights give the bits of the whole product. Dense ones are read
-  // from the file and added up in another order than oneDNN's: row-exact too.
+  // from the file and added up in the order of DenseTiles, which is not that of
+  // oneDNN: row-exact too.
   Tensor operator()(const Tensor& x, std::span<const int64_t> ids) const;
 
  private:

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "kvcache/model/transformer.h"
-#include "src/model/forward/packed_linear.h"
 
 namespace kvcache::model {
 namespace {
@@ -30,13 +29,10 @@ bool automatic_packing(const OpenedModel& opened, const LoadOptions& options) {
   return opened.quantised && !options.dtype && packed(options);
 }
 
-at::ScalarType automatic_dtype(const OpenedModel& opened,
-                               const LoadOptions& options) {
+at::ScalarType automatic_dtype(const OpenedModel& opened) {
   const bool wide = !opened.quantised &&
                     (opened.dtype == at::kFloat || opened.dtype == at::kDouble);
-  const bool float32 =
-      wide || (packed(options) && !PackedLinear::packs(at::kBFloat16));
-  return float32 ? at::kFloat : at::kBFloat16;
+  return wide ? at::kFloat : at::kBFloat16;
 }
 
 }  // namespace
@@ -82,7 +78,7 @@ std::shared_ptr<const Transformer> load_model(const std::string& path,
   if (*chosen.packing != WeightPacking::kNone) {
     return std::make_shared<const Transformer>(opened.config, weights, chosen);
   }
-  if (!chosen.dtype) chosen.dtype = automatic_dtype(opened, options);
+  if (!chosen.dtype) chosen.dtype = automatic_dtype(opened);
   auto model =
       std::make_shared<const Transformer>(opened.config, weights, chosen);
   if (options.dtype || !packed(options) || model->row_exact(Role::kDecode) ||

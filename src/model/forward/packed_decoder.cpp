@@ -82,7 +82,7 @@ class Packer {
 
  private:
   Linear dense(LinearWeights weights) {
-    PackedLinear made(weights.weight, weights.bias);
+    PackedLinear made(weights.weight, weights.bias, arena_);
     weights = {};
     probe(made);
     return Linear(std::move(made));
@@ -186,18 +186,12 @@ PackedDecoder::PackedDecoder(const DecoderParts& parts)
     : config_(parts.config),
       source_(parts.source),
       arithmetic_{parts.packed() ? at::kFloat : parts.dtype, parts.dtype,
-                  !parts.packed()} {
+                  !parts.packed() && PackedLinear::packs(parts.dtype)} {
   if (config_.positions == Positions::kRotary) {
     frequencies_ = inverse_frequencies(config_.rope);
   }
-  const at::ScalarType dtype = arithmetic_.dtype;
-  if (parts.options.log && !parts.packed() && !PackedLinear::packs(dtype)) {
-    parts.options.log(LogLevel::kWarning,
-                      c10::str("this CPU cannot pack ", dtype,
-                               " weights: long prompts will be slow; float32 "
-                               "is faster here"));
-  }
-  Loader loader(config_, *source_, dtype, parts.options, parts.packed());
+  Loader loader(config_, *source_, arithmetic_.dtype, parts.options,
+                parts.packed());
   Packer pack(loader, parts);
   // The largest first, while little else is there.
   LinearWeights head = loader.head();

@@ -115,15 +115,23 @@ bool PackedLinear::packs(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && packs_bfloat16;
 }
 
-PackedLinear::PackedLinear(const Tensor& weight, const Tensor& bias)
-    : weight_(weight),
-      inputs_(weight.size(1)),
+PackedLinear::PackedLinear(const Tensor& weight, const Tensor& bias,
+                           TileArena& arena)
+    : inputs_(weight.size(1)),
       outputs_(weight.size(0)),
-      packed_(packs(weight.scalar_type())) {
+      dtype_(weight.scalar_type()) {
   if (bias.defined()) bias_ = bias;
-  if (!packed_) return;
   const c10::InferenceMode inference;
-  weight_ = reorder_weight(weight);
+  if (packs(dtype_)) {
+    weight_ = reorder_weight(weight);
+  } else {
+    tiles_.emplace(weight, arena);
+  }
+}
+
+PackedLinear::PackedLinear(const Tensor& weight, const Tensor& bias) {
+  TileArena own;
+  *this = PackedLinear(weight, bias, own);
 }
 
 int64_t PackedLinear::padded_rows(int64_t rows) {
@@ -137,29 +145,17 @@ int64_t PackedLinear::padded_rows(int64_t rows) {
 
 Tensor PackedLinear::operator()(const Tensor& x) const {
   const int64_t rows = x.size(0), padded = padded_rows(rows);
-  if (rows == padded) return multiply(x);
+  if (rows == padded || tiles_) return multiply(x);
   const Tensor all = at::zeros({padded, inputs_}, x.options());
   all.narrow(0, 0, rows).copy_(x);
   return multiply(all).narrow(0, 0, rows);
 }
 
 Tensor PackedLinear::multiply(const Tensor& x) const {
-  return packed_ ? linear_pointwise(x, weight_, bias_) : multiply_plain(x);
-}
-
-Tensor PackedLinear::multiply_plain(const Tensor& x) const {
-  const int64_t rows = x.size(0);
-  Tensor out = at::empty({rows, outputs_}, x.options());
-  with_row_type(dtype(), [&](auto type) {
-    using T = decltype(type);
-    const T* bias = bias_ ? data_of<T>(*bias_) : nullptr;
-    const auto product = row_loops<T>().multiply;
-    at::parallel_for(0, outputs_, 16, [&](int64_t first, int64_t last) {
-      product(data_of<T>(out), outputs_, data_of<T>(x), rows,
-              data_of<T>(weight_), bias, inputs_, first, last);
-    });
-  });
-  return out;
+  if (!tiles_) return linear_pointwise(x, weight_, bias_);
+  Tensor sums = (*tiles_)(x);
+  if (bias_) sums.add_(*bias_);
+  return sums.to(dtype_);
 }
 
 bool PackedLinear::probe_row_exact() const {

@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "src/model/packed/dense_tiles.h"
+
 namespace kvcache::model {
 
 using at::Tensor;
@@ -23,24 +25,25 @@ class PackedLinear {
  public:
   PackedLinear() = default;
   // `weight` [N, K], contiguous; `bias` [N] in its dtype, or undefined. Neither
-  // is kept if the CPU packs the dtype, see packs().
+  // is kept. Tiles, where oneDNN does not pack, come from `arena`.
+  PackedLinear(const Tensor& weight, const Tensor& bias, TileArena& arena);
   PackedLinear(const Tensor& weight, const Tensor& bias);
 
   // Whether oneDNN packs float32 or bfloat16 weights on this CPU. Where it does
-  // not, an own product is used: slower, and of one order of additions as well.
+  // not (bfloat16 without AVX-512), they are multiplied as DenseTiles.
   static bool packs(at::ScalarType dtype);
 
   int64_t inputs() const noexcept { return inputs_; }
   int64_t outputs() const noexcept { return outputs_; }
   bool has_bias() const noexcept { return bias_.has_value(); }
-  at::ScalarType dtype() const noexcept { return weight_.scalar_type(); }
+  at::ScalarType dtype() const noexcept { return dtype_; }
 
   // The number of rows that `rows` run as: 2, 4, 8, 16, multiples of 32 up to
   // 256, then of a quarter of a power of two.
   static int64_t padded_rows(int64_t rows);
 
   // `x` [M, K], contiguous. Returns a new [M, N]. Used as it is if M is
-  // padded_rows(M), else copied and padded.
+  // padded_rows(M), else copied and padded; tiles take any M as it is.
   Tensor operator()(const Tensor& x) const;
 
   // Measures whether a row has the same bits among other row counts, at other
@@ -49,14 +52,14 @@ class PackedLinear {
   bool probe_row_exact() const;
 
  private:
-  Tensor multiply(const Tensor& x) const;  // M is padded_rows(M)
-  Tensor multiply_plain(const Tensor& x) const;
+  Tensor multiply(const Tensor& x) const;  // M is padded_rows(M), or tiles
 
-  Tensor weight_;  // packed, or [N, K] where the CPU does not pack
+  Tensor weight_;  // packed by oneDNN; undefined: tiles_
+  std::optional<DenseTiles> tiles_;
   std::optional<Tensor> bias_;
   int64_t inputs_ = 0;
   int64_t outputs_ = 0;
-  bool packed_ = false;
+  at::ScalarType dtype_ = at::kFloat;
 };
 
 }  // namespace kvcache::model

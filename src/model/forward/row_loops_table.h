@@ -53,11 +53,6 @@ struct RowLoops {
                      const NormParameters* norm, const Turn& turn);
   Activate silu, gelu, gelu_tanh, sigmoid;
   void (*to_float)(float* out, const T* x, int64_t width);
-  // out[m * out_stride + n] = x[m] . weight[n] + bias[n] for n of [first,
-  // last); `bias` may be nullptr. The product of CPUs without packed weights.
-  void (*multiply)(T* out, int64_t out_stride, const T* x, int64_t rows,
-                   const T* weight, const T* bias, int64_t width, int64_t first,
-                   int64_t last);
   // out += B (A x), rounded once; `between` [rank] holds A x then.
   void (*add_low_rank)(T* out, const T* x, const LowRankMatrices& of,
                        float* between);

@@ -66,6 +66,17 @@ struct TileRows {
   float* offset = nullptr;  // [groups, rows], scale times the sum of q
 };
 
+// Weights as they are, of CPUs whose oneDNN has no product for them: [N / 16,
+// K, 16] float32 or bfloat16, N rounded up with zeros.
+struct DenseMatrix {
+  const void* weights = nullptr;
+  bool bfloat16 = false;
+  int64_t outputs = 0;  // N
+  int64_t inputs = 0;   // K
+
+  int64_t blocks() const { return (outputs + kTileOutputs - 1) / kTileOutputs; }
+};
+
 struct TileKernels {
   // `inputs` values into row `row` of `to`. A group that holds a NaN or an
   // infinity gets the scale NaN.
@@ -75,6 +86,9 @@ struct TileKernels {
   // last) of 16.
   void (*multiply)(const TileMatrix& w, const TileRows& x, float* out,
                    int64_t stride, int64_t first, int64_t last);
+  // out[m, n] = x[m] . w[n], both dense, for the same outputs.
+  void (*multiply_dense)(const DenseMatrix& w, const float* x, int64_t rows,
+                         float* out, int64_t first, int64_t last);
 };
 
 // One table per instruction set.

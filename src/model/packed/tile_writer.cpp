@@ -26,22 +26,28 @@ int8_t nearest(float x, float least, float most) {
   return static_cast<int8_t>(std::clamp(std::nearbyint(x), least, most));
 }
 
-// The place of an integer: a byte of the lane of its output, and the bits of
-// that byte.
-struct Place {
-  int64_t byte = 0;
-  int shift = 0;
-};
+// Bits of an integer; a vector of a tile holds 32 / bits of each output.
+constexpr int bits_of(TileFormat format) {
+  return format == TileFormat::kQ4 ? 4 : 8;
+}
 
-Place place_of(TileFormat format, int64_t input) {
-  if (format == TileFormat::kQ4) {
-    const int64_t in_vector = input % 8, nibble = in_vector / 2;
-    const int64_t half = in_vector % 2;
-    return {input / 8 * kVectorBytes + 2 * half + nibble / 2,
-            static_cast<int>(nibble % 2) * 4};
+// Where integer i of a lane lies in it: even ones in the low half, odd ones in
+// the high one.
+constexpr int shift_of(int bits, int i) {
+  return 16 * (i % 2) + bits * (i / 2);
+}
+
+template <int kBits>
+void write_lanes(uint8_t* lanes, const int8_t* q) {
+  constexpr int kPerLane = 32 / kBits;
+  for (int64_t vector = 0; vector < kBits; ++vector) {
+    uint32_t lane = 0;
+    for (int i = 0; i < kPerLane; ++i) {
+      const auto integer = static_cast<uint8_t>(q[vector * kPerLane + i]);
+      lane |= static_cast<uint32_t>(integer) << shift_of(kBits, i);
+    }
+    std::memcpy(lanes + vector * kVectorBytes, &lane, sizeof(lane));
   }
-  const int64_t in_vector = input % 4;
-  return {input / 4 * kVectorBytes + 2 * (in_vector % 2) + in_vector / 2, 0};
 }
 
 int64_t tile_offset(const TileMatrix& shape, int64_t output, int64_t group) {
@@ -140,18 +146,13 @@ void write_group(const TileMatrix& shape, uint8_t* tiles, int64_t output,
                  int64_t group_index, const TileGroup& group) {
   uint8_t* tile = tiles + tile_offset(shape, output, group_index);
   const int64_t lane = output % kTileOutputs;
-  for (int64_t i = 0; i < kTileInputs; ++i) {
-    const Place place = place_of(shape.format, i);
-    uint8_t& byte = tile[place.byte + 4 * lane];
-    const auto bits = static_cast<uint8_t>(group.q[i]);
-    byte = shape.format == TileFormat::kQ4
-               ? static_cast<uint8_t>(byte | bits << place.shift)
-               : bits;
-  }
   uint8_t* scales = tile + tile_vectors(shape.format) * kVectorBytes;
   std::memcpy(scales + 2 * lane, &group.d, sizeof(group.d));
   if (shape.format == TileFormat::kQ4) {
+    write_lanes<bits_of(TileFormat::kQ4)>(tile + 4 * lane, group.q);
     std::memcpy(scales + kScaleBytes + 2 * lane, &group.m, sizeof(group.m));
+  } else {
+    write_lanes<bits_of(TileFormat::kQ8)>(tile + 4 * lane, group.q);
   }
 }
 
@@ -159,13 +160,16 @@ TileGroup read_group(const TileMatrix& matrix, int64_t output,
                      int64_t group_index) {
   const uint8_t* tile = matrix.tiles + tile_offset(matrix, output, group_index);
   const int64_t lane = output % kTileOutputs;
+  const int bits = bits_of(matrix.format), per_lane = 32 / bits;
   TileGroup group;
   for (int64_t i = 0; i < kTileInputs; ++i) {
-    const Place place = place_of(matrix.format, i);
-    const uint8_t byte = tile[place.byte + 4 * lane];
-    group.q[i] = matrix.format == TileFormat::kQ4
-                     ? static_cast<int8_t>(byte >> place.shift & 0xf)
-                     : static_cast<int8_t>(byte);
+    uint32_t word = 0;
+    std::memcpy(&word, tile + i / per_lane * kVectorBytes + 4 * lane,
+                sizeof(word));
+    const uint32_t integer =
+        word >> shift_of(bits, static_cast<int>(i % per_lane));
+    group.q[i] = static_cast<int8_t>(
+        matrix.format == TileFormat::kQ4 ? integer & 0xfU : integer & 0xffU);
   }
   const uint8_t* scales = tile + tile_vectors(matrix.format) * kVectorBytes;
   std::memcpy(&group.d, scales + 2 * lane, sizeof(group.d));

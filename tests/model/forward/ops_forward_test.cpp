@@ -204,6 +204,7 @@ class PoisonedMemory final : public model::LayerMemory {
   }
   const StateView& state(int64_t) override { return state_; }
   Tensor extend_conv(int64_t, const Tensor& x) override { return x; }
+  const StateWindow* state_window(int64_t) override { return nullptr; }
 
  private:
   KvView view_;

@@ -307,32 +307,5 @@ TYPED_TEST(RowLoopsTest, FloatsOfARowAreExact) {
   });
 }
 
-TYPED_TEST(RowLoopsTest, ProductsAreThoseOfFloat64AtAnyRowCount) {
-  using T = TypeParam;
-  this->on_each_level([](const RowLoops<T>& loops) {
-    constexpr int64_t kRows = 9, kOutputs = 5, kWidth = 70;
-    const auto x = random_values<T>(kRows * kWidth, 1.0F, 1);
-    const auto weight = random_values<T>(kOutputs * kWidth, 1.0F, 2);
-    const auto bias = random_values<T>(kOutputs, 1.0F, 3);
-    std::vector<T> out(kRows * kOutputs), one(kOutputs);
-    loops.multiply(out.data(), kOutputs, x.data(), kRows, weight.data(),
-                   bias.data(), kWidth, 0, kOutputs);
-    for (int64_t m = 0; m < kRows; ++m) {
-      loops.multiply(one.data(), kOutputs, x.data() + m * kWidth, 1,
-                     weight.data(), bias.data(), kWidth, 0, kOutputs);
-      EXPECT_TRUE(same_bits(one.data(), out.data() + m * kOutputs, kOutputs));
-      for (int64_t n = 0; n < kOutputs; ++n) {
-        double wanted = widened(bias[static_cast<size_t>(n)]);
-        for (int64_t i = 0; i < kWidth; ++i) {
-          wanted += static_cast<double>(
-                        widened(x[static_cast<size_t>(m * kWidth + i)])) *
-                    widened(weight[static_cast<size_t>(n * kWidth + i)]);
-        }
-        expect_close(one[static_cast<size_t>(n)], wanted, 1.0, 1e-5);
-      }
-    }
-  });
-}
-
 }  // namespace
 }  // namespace kvcache::model

@@ -8,7 +8,6 @@
 
 #include <limits>
 
-#include "src/model/forward/packed_linear.h"
 #include "tests/model/forward/reference_data.h"
 #include "tests/support/error_text.h"
 
@@ -130,17 +129,14 @@ TEST_F(TransformerTest, OtherTypesThanFloat32AndBfloat16AreRefused) {
               HasSubstr("dtype must be float32 or bfloat16 but got Half"));
 }
 
-// float16 files run in bfloat16, where the CPU packs it; quantised ones as they
-// are.
+// float16 files run in bfloat16, quantised ones as they are.
 TEST_F(TransformerTest, AutoTypeIsTheFilesOwn) {
-  const at::ScalarType narrow =
-      model::PackedLinear::packs(at::kBFloat16) ? at::kBFloat16 : at::kFloat;
   const auto automatic = [](const std::string& name) {
     return model::load_model(data_path(name))->dtype();
   };
   EXPECT_EQ(automatic("llama"), at::kFloat);
-  EXPECT_EQ(automatic("llama_rope3"), narrow);
-  EXPECT_EQ(automatic("llama_bias"), narrow);
+  EXPECT_EQ(automatic("llama_rope3"), at::kBFloat16);
+  EXPECT_EQ(automatic("llama_bias"), at::kBFloat16);
   const auto quantised = model::load_model(data_path("llama/model-q8_0.gguf"));
   EXPECT_EQ(quantised->packing(), model::WeightPacking::kAuto);
   EXPECT_EQ(quantised->dtype(), at::kBFloat16);
