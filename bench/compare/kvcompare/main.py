@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         description="kvcache and its peers in turns on one machine: a table, JSON and plots.",
     )
     add = made.add_argument
-    add("--model", type=Path, default=MODEL, help="a GGUF file")
+    add("--model", type=Path, default=MODEL, help="a GGUF file, or for ours and transformers a folder")
     add("--out", type=Path, default=Path("compare-results"), help="a folder for what it writes")
     add("--only", type=words, help="of " + ",".join([*WORKLOADS, "W7", "accuracy"]))
     add("--peers", type=words, default=list(PEERS), help="of " + ",".join(PEERS))

@@ -1,6 +1,7 @@
-"""Hugging Face transformers on the GGUF, dequantised when it is loaded.
+"""Hugging Face transformers on the GGUF, dequantised when it is loaded, or on a
+folder of safetensors.
 
-usage: transformers_worker.py MODEL.gguf THREADS CONTEXT SLOTS DTYPE
+usage: transformers_worker.py MODEL THREADS CONTEXT SLOTS DTYPE
 `cache` of a request: dynamic or static (not compiled). Attention is
 transformers' default (SDPA).
 """
@@ -60,8 +61,9 @@ def load():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     folder, name = os.path.split(os.path.abspath(path))
+    of = (path, {}) if os.path.isdir(path) else (folder, {"gguf_file": name})
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=getattr(torch, dtype)
+        of[0], dtype=getattr(torch, dtype), **of[1]
     ).eval()
     weights = {p.data_ptr(): p.nbytes for p in model.parameters()}  # tied ones once
     facts = {"version": transformers.__version__, "weight_bytes": sum(weights.values())}
