@@ -280,6 +280,9 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     if (cut.length == 0) {
       impl.clear_row(r);
     }
+    if (inside) {
+      do_cut_in_window(r, impl.windows.start(r));
+    }
     shrunk = true;
   }
   if (shrunk) {
