@@ -321,6 +321,24 @@ TEST_P(RingTest, K61TrimsOfARingThatWentRound) {
   append(4);
 }
 
+// A step that is dropped may have overwritten keys that a cut inside of a state
+// window needs: none there, as at a restore point.
+TEST_P(RingTest, AStateWindowBehindWhatTheRingHoldsIsEvicted) {
+  const auto cache = make(1);
+  for (const int id : some_ids(12)) {
+    feed_all(*cache, model, {id});
+  }
+  feed_row(*cache, model, 0, some_ids(kMaxStep), true);
+  {
+    const Step dropped =
+        cache->begin_step({.tokens = kMaxStep + GetParam().rollback});
+  }
+  const Truncation cut = cache->truncate(13);
+  EXPECT_EQ(cut.reason, TruncationReason::kEvicted);
+  EXPECT_EQ(cut.replay[0], 13);
+  EXPECT_EQ(cache->validate(), std::vector<std::string>{});
+}
+
 // K33: rows that join when others have gone round.
 TEST_P(RingTest, K33RowsOfDifferentLengthsStepTogether) {
   const auto cache = make();
