@@ -2,6 +2,7 @@
 // had come.
 #include "kvcache/speculation.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include "kvcache/step_graph.h"
@@ -258,6 +259,22 @@ TEST(Speculation, AFailedRunOfAGraphKeepsTheWindow) {
   EXPECT_EQ(cache->truncate(2).replay[0], 0);
   EXPECT_EQ(feed(*cache, model, {{4}})[0],
             last_of(*cache, model, {1, 2, 4}, 1));
+}
+
+// Nor does a window outlive a run whose tokens only the device knows yet.
+TEST(Speculation, ARunThatMayEndRowsDropsTheWindow) {
+  const Model model = make_model(Variant::kHybrid);
+  const auto cache = make_window(spec_of(model, 1, 14));
+  feed_window(*cache, model, 0, {1, 2, 3}, false);
+  StepGraph graph(*cache,
+                  [&](Step& step, int64_t) {
+                    forward(model, step, Ids{4}, options_for(*cache));
+                  },
+                  {.finished = at::zeros({1}, at::kBool)});
+  graph.run({}, 1, /*may_finish=*/true);
+  EXPECT_EQ(graph.read_back()[0], 4);
+  EXPECT_EQ(cache->validate(), std::vector<std::string>{});
+  EXPECT_EQ(cache->truncate(2).replay[0], 2);
 }
 
 // One that is forgotten takes its drafts with it.
