@@ -260,12 +260,13 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     const auto holds = [&](int64_t n) {
       return impl.keeps(impl.oldest[row], n);
     };
-    const bool inside =
-        impl.windows.holds(r, targets[row]) && holds(targets[row]);
+    const bool in_window = impl.windows.holds(r, targets[row]);
+    const bool inside = in_window && holds(targets[row]);
     const Impl::Cut cut =
         inside ? Impl::Cut{targets[row], nullptr, TruncationReason::kExact}
                : impl.find_cut(points, targets[row], holds);
-    worsen(result.reason, cut.reason);
+    worsen(result.reason,
+           in_window && !inside ? TruncationReason::kEvicted : cut.reason);
     result.replay[row] = targets[row] - cut.length;
     std::erase_if(points, [&](const auto& point) {
       return point->position > cut.length;
@@ -279,6 +280,9 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     impl.lengths[row] = cut.length;
     if (cut.length == 0) {
       impl.clear_row(r);
+    }
+    if (inside) {
+      do_cut_in_window(r, impl.windows.start(r));
     }
     shrunk = true;
   }

@@ -24,15 +24,24 @@ StateCache::StateCache(CacheSpec spec, const StateOptions& options)
                         checked(options).storage),
       options_(options) {}
 
-void StateCache::do_committed(const StepData& step) noexcept {
+void StateCache::mark_crossing(int64_t row, int64_t before,
+                               int64_t end) noexcept {
   const int64_t every = options_.mark_every;
-  for (int64_t row = 0; every > 0 && row < step.rows; ++row) {
-    const int64_t before = step.start[row];
-    if ((before + step.count[row]) / every > before / every) {
-      mark_and_thin(step.first_row + row,
-                    static_cast<size_t>(options_.most_points));
-    }
+  if (every > 0 && end / every > before / every) {
+    mark_and_thin(row, static_cast<size_t>(options_.most_points));
   }
+}
+
+void StateCache::do_committed(const StepData& step) noexcept {
+  for (int64_t row = 0; row < step.rows; ++row) {
+    const int64_t before = step.start[row];
+    mark_crossing(step.first_row + row, before, before + step.count[row]);
+  }
+}
+
+// The point at the end of the drafts went with those that were wrong.
+void StateCache::do_cut_in_window(int64_t row, int64_t before) noexcept {
+  mark_crossing(row, before, lengths()[static_cast<size_t>(row)]);
 }
 
 std::unique_ptr<Cache> StateCache::do_make() const {

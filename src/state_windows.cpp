@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "storage.h"
@@ -185,11 +186,15 @@ void StateWindows::add_memory(MemoryUse& points,
     bytes.add(memory->conv);
   }
   points.reserved += bytes.total();
+  std::map<int64_t, int64_t> kept;  // of a row of the step, by any row of ours
   for (const Row& of : rows_) {
-    if (of.tokens > 0) {
+    kept[of.index] = std::max(kept[of.index], of.tokens);
+  }
+  for (const auto& [index, tokens] : kept) {
+    if (tokens > 0) {
       points.used +=
-          static_cast<size_t>(of.tokens * all_states(states)) * sizeof(float);
-      points.used += static_cast<size_t>(all_inputs(states, of.tokens)) *
+          static_cast<size_t>(tokens * all_states(states)) * sizeof(float);
+      points.used += static_cast<size_t>(all_inputs(states, tokens)) *
                      (kept_.conv.defined() ? kept_.conv.element_size() : 0);
     }
   }

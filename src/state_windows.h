@@ -23,7 +23,11 @@ class StateWindows {
 
   // Whether the row's states after `length` tokens are here.
   bool holds(int64_t row, int64_t length) const noexcept;
-  // Puts them into the row of `states`.
+  // Tokens of the row before its window.
+  int64_t start(int64_t row) const noexcept {
+    return rows_[static_cast<size_t>(row)].start;
+  }
+  // Puts the states after `length` tokens into the row of `states`.
   void load(int64_t row, int64_t length,
             const RowStates& states) const noexcept;
   // Forgets what lies behind `length` tokens; all of it if that is before.

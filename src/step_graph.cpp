@@ -301,7 +301,6 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
     }
   }
   impl.begin(key, plain);
-  impl.cache.impl_->windows.committed(impl.step());  // its rows have none
   if (recording != nullptr) {
     impl.check_addresses(key, *recording);
     impl.guarded(key, [&] { recording->work->replay(); });
@@ -311,6 +310,7 @@ void StepGraph::run(const StepSpec& spec, int64_t repeats, bool may_finish) {
     ++impl.statistics.eager_runs;
   }
   if (may_finish) {
+    impl.cache.impl_->windows.committed(impl.step());  // its rows have none
     impl.cache.impl_->pending = impl.pending = true;
   } else {
     impl.cache.commit_host(repeats);

@@ -231,6 +231,7 @@ void Cache::do_commit(StepData&) noexcept {}
 void Cache::do_abandon(StepData&) noexcept {}
 void Cache::do_committed(const StepData&) noexcept {}
 void Cache::do_shrunk() {}
+void Cache::do_cut_in_window(int64_t, int64_t) noexcept {}
 void Cache::do_validate(std::vector<std::string>&) const {}
 
 }  // namespace kvcache

@@ -2,6 +2,7 @@
 // had come.
 #include "kvcache/speculation.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include "kvcache/step_graph.h"
@@ -227,6 +228,53 @@ TEST(Speculation, MemoryOfAWindow) {
   const Speculation fits(*cache, 0, {.window_bytes = bytes(4)});
   EXPECT_TRUE(fits.window(4));
   EXPECT_FALSE(fits.window(5));
+}
+
+// Rows that are copies of one remember one window: it counts once, as long as
+// the longest of them does.
+TEST(Speculation, MemoryOfASharedWindow) {
+  const Model model = make_model(Variant::kHybrid);
+  const auto cache = make_preallocated(spec_of(model, 2, 14), {});
+  const auto points = [&] { return cache->memory().restore_points; };
+  feed_window(*cache, model, 1, {1, 2, 3}, false);
+  const MemoryUse alone = points();
+  cache->reorder(std::vector<int64_t>{1, 1, 1});
+  EXPECT_EQ(points().used, alone.used);
+  EXPECT_EQ(points().reserved, alone.reserved);
+  cache->truncate(std::vector<int64_t>{1, 3, 2});
+  EXPECT_EQ(points().used, alone.used);
+  cache->truncate(1);
+  EXPECT_LT(points().used, alone.used);
+  EXPECT_EQ(cache->validate(), std::vector<std::string>{});
+}
+
+// A recorded step that throws changes nothing, windows included.
+TEST(Speculation, AFailedRunOfAGraphKeepsTheWindow) {
+  const Model model = make_model(Variant::kHybrid);
+  const auto cache = make_window(spec_of(model, 1, 14));
+  feed_window(*cache, model, 0, {1, 2, 3}, false);
+  StepGraph graph(*cache,
+                  [&](Step&, int64_t) { throw std::runtime_error("planned"); });
+  EXPECT_THROW(graph.run({}), std::runtime_error);
+  EXPECT_EQ(cache->truncate(2).replay[0], 0);
+  EXPECT_EQ(feed(*cache, model, {{4}})[0],
+            last_of(*cache, model, {1, 2, 4}, 1));
+}
+
+// Nor does a window outlive a run whose tokens only the device knows yet.
+TEST(Speculation, ARunThatMayEndRowsDropsTheWindow) {
+  const Model model = make_model(Variant::kHybrid);
+  const auto cache = make_window(spec_of(model, 1, 14));
+  feed_window(*cache, model, 0, {1, 2, 3}, false);
+  StepGraph graph(*cache,
+                  [&](Step& step, int64_t) {
+                    forward(model, step, Ids{4}, options_for(*cache));
+                  },
+                  {.finished = at::zeros({1}, at::kBool)});
+  graph.run({}, 1, /*may_finish=*/true);
+  EXPECT_EQ(graph.read_back()[0], 4);
+  EXPECT_EQ(cache->validate(), std::vector<std::string>{});
+  EXPECT_EQ(cache->truncate(2).replay[0], 2);
 }
 
 // One that is forgotten takes its drafts with it.

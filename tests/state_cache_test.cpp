@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvcache/speculation.h"
 #include "tests/support/toy_steps.h"
 
 namespace kvcache::toy {
@@ -86,6 +87,32 @@ TEST(StateCache, TruncationAndReplayAreExactAtAnyLength) {
     EXPECT_EQ(got[0], last_of(*cache, hybrid(),
                               joined({ids.begin(), at(target)}, {7, 7}), 2))
         << target;
+  }
+}
+
+// Drafts that are dropped take the point at their end with them; what stays of
+// them has its own, as if it had come alone.
+TEST(StateCache, MarksWhatIsKeptOfDrafts) {
+  const Ids ids = some_ids(8);
+  for (const bool window : {false, true}) {
+    for (int64_t kept = 0; kept <= 5; ++kept) {
+      const auto cache = make_state({.mark_every = 4}, 2);
+      const auto alone = make_state({.mark_every = 4}, 2);
+      for (StateCache* each : {cache.get(), alone.get()}) {
+        feed_row(*each, hybrid(), 0, some_ids(5));
+        each->unmark(0, 5);  // by the caller: it stays so
+        feed_row(*each, hybrid(), 1, {ids.begin(), ids.begin() + 3});
+      }
+      const Ids right(ids.begin() + 3, ids.begin() + 3 + kept);
+      Speculation drafts(*cache, 1);
+      feed_row(*cache, hybrid(), 1, {ids.begin() + 3, ids.end()}, window);
+      if (drafts.accept(kept) > 0) feed_row(*cache, hybrid(), 1, right);
+      if (kept > 0) feed_row(*alone, hybrid(), 1, right);
+      EXPECT_EQ(cache->restore_points(1), alone->restore_points(1))
+          << window << ' ' << kept;
+      EXPECT_THAT(cache->restore_points(0), IsEmpty());
+      EXPECT_EQ(bytes_of(cache->checkpoint(1)), bytes_of(alone->checkpoint(1)));
+    }
   }
 }
 

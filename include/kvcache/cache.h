@@ -77,7 +77,7 @@ class Cache {
   // Keeps at most lengths[b] tokens of row b; a longer target is no change.
   // lengths() says what was kept, the result how many to feed again, and why.
   // Exact inside of a state window: until a step with tokens for the row, any
-  // step with a window, reset, restore or reorder.
+  // step that asks for a window, or the row's reset or restore.
   Truncation truncate(std::span<const int64_t> lengths);
   Truncation truncate(int64_t length);
   Truncation drop_last(int64_t tokens);  // of every row; at most all of it
@@ -147,6 +147,9 @@ class Cache {
   virtual void do_abandon(StepData& step) noexcept;  // concat: drops
   virtual void do_committed(const StepData& step) noexcept;  // lengths are new
   virtual void do_shrunk();  // lengths() went down: reset, truncate
+  // A row was cut inside of its state window, which begins behind `before`
+  // tokens: as if a step had ended here.
+  virtual void do_cut_in_window(int64_t row, int64_t before) noexcept;
   // K and V of a row with tokens: [H, S, D], positions in their cells.
   virtual KvTensors do_row(int64_t row, int64_t index) const = 0;
   virtual void do_import(int64_t row, const Checkpoint& from, int64_t n) = 0;

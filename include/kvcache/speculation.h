@@ -39,7 +39,7 @@ class Speculation {
 
   int64_t start() const noexcept { return start_; }  // length before
   // Whether a step of so many tokens should keep its states: there are some,
-  // and they fit.
+  // and those of this row fit. A step over more rows keeps as many of each.
   bool window(int64_t tokens) const noexcept;
   // Keeps the first `tokens` that came since. Returns how many of them are to
   // be fed again: 0, or, with states that the step did not keep, all of them

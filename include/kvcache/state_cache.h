@@ -28,7 +28,10 @@ class StateCache final : public PreallocatedCache {
 
  private:
   void do_committed(const StepData& step) noexcept override;
+  void do_cut_in_window(int64_t row, int64_t before) noexcept override;
   std::unique_ptr<Cache> do_make() const override;
+  // Tokens [before, end) came to the row.
+  void mark_crossing(int64_t row, int64_t before, int64_t end) noexcept;
 
   StateOptions options_;
 };

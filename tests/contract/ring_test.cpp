@@ -127,8 +127,10 @@ class RingFuzz {
 
   void verb() {
     const int64_t dice = pick(100);
-    if (dice < 60) {
+    if (dice < 50) {
       step(dice < 8);
+    } else if (dice < 60) {
+      drafts();
     } else if (dice < 75) {
       truncate();
     } else if (dice < 80) {
@@ -171,6 +173,28 @@ class RingFuzz {
       ASSERT_EQ(got[row],
                 last_of(*cache_, model_, held_[row], ids[row].size()));
     }
+  }
+
+  // In one row with a window of states; some or all of them are wrong.
+  void drafts() {
+    const int64_t row = pick(kRows);
+    const auto before = static_cast<int64_t>(held_[row].size());
+    const int64_t count =
+        std::min(kCapacity - before, 1 + pick(kMaxStep + case_.rollback));
+    if (count == 0) {
+      return;
+    }
+    const Ids ids = some_ids(static_cast<size_t>(count),
+                             static_cast<int>(pick(kVocabulary)));
+    feed_row(*cache_, model_, row, ids, true);
+    longest_[row] = std::max(longest_[row], before + count);
+    const int64_t right = 1 + pick(count);
+    held_[row] = joined(held_[row], {ids.begin(), ids.begin() + right});
+    std::vector<int64_t> targets(kRows, kCapacity);
+    targets[row] = before + right;
+    const Truncation got = cache_->truncate(targets);
+    EXPECT_LE(got.reason, TruncationReason::kExact);
+    EXPECT_EQ(cache_->lengths()[row], before + right);
   }
 
   void truncate() {
@@ -295,6 +319,24 @@ TEST_P(RingTest, K61TrimsOfARingThatWentRound) {
   append(3);
   trim(1);
   append(4);
+}
+
+// A step that is dropped may have overwritten keys that a cut inside of a state
+// window needs: none there, as at a restore point.
+TEST_P(RingTest, AStateWindowBehindWhatTheRingHoldsIsEvicted) {
+  const auto cache = make(1);
+  for (const int id : some_ids(12)) {
+    feed_all(*cache, model, {id});
+  }
+  feed_row(*cache, model, 0, some_ids(kMaxStep), true);
+  {
+    const Step dropped =
+        cache->begin_step({.tokens = kMaxStep + GetParam().rollback});
+  }
+  const Truncation cut = cache->truncate(13);
+  EXPECT_EQ(cut.reason, TruncationReason::kEvicted);
+  EXPECT_EQ(cut.replay[0], 13);
+  EXPECT_EQ(cache->validate(), std::vector<std::string>{});
 }
 
 // K33: rows that join when others have gone round.

@@ -42,7 +42,7 @@ struct PromptLookup {
   int64_t drafts = 0;                   // at most, per step; 0: off
   int64_t longest = 3;                  // tokens that must be the same, at most
   int64_t shortest = 1;                 // and at least
-  SpeculationOptions speculation = {};  // where wrong ones meet states
+  SpeculationOptions speculation = {};  // of a model with recurrent states
 };
 
 struct GenerateOptions {

@@ -194,6 +194,39 @@ TEST_P(GatedDeltaTest, AWindowHoldsWhatEachTokenLeaves) {
   }
 }
 
+// One token's, both states past the caches; and where no vector is aligned.
+TEST_P(GatedDeltaTest, ALargeWindowMayStandAnywhere) {
+  DeltaCase layer(kLarge);
+  const GatedDeltaCore core = layer.core();
+  const DeltaMemory before = layer.memory(1);
+  const Tensor in = layer.tokens(1, 2);
+  for (const int64_t count : {1, 2}) {
+    const DeltaResult plain =
+        DeltaCase::run(core, in.narrow(1, 0, count), before);
+    for (const int64_t offset : {0, 1, 4}) {
+      for (const int64_t between : {0, 3}) {
+        const int64_t size = before.state.numel(), stride = size + between;
+        const Tensor memory =
+            at::full({offset + count * stride}, kNaN, before.state.options());
+        std::vector<int64_t> strides = before.state.strides().vec();
+        strides.insert(strides.begin() + 1, stride);
+        std::vector<int64_t> sizes = before.state.sizes().vec();
+        sizes.insert(sizes.begin() + 1, count);
+        const StateWindow window{
+            memory.as_strided(sizes, strides, offset),
+            at::full({1, before.conv.size(1), before.conv.size(2) + count},
+                     kNaN, before.conv.options())};
+        EXPECT_TRUE(same_bits(DeltaCase::run(core, in.narrow(1, 0, count),
+                                             before, {}, {}, false, &window),
+                              plain));
+        EXPECT_TRUE(window.state[0][count - 1].equal(plain.memory.state[0]));
+        EXPECT_EQ(memory.isnan().sum().item<int64_t>(),
+                  offset + count * between);
+      }
+    }
+  }
+}
+
 TEST_P(GatedDeltaTest, ThreadsChangeNoBit) {
   DeltaCase layer(kEqual);
   const GatedDeltaCore core = layer.core();
