@@ -187,6 +187,20 @@ void Cache::Impl::clear_row(int64_t row) noexcept {
   windows.drop(row);
 }
 
+Cache::Impl::Cut Cache::Impl::find_cut(int64_t row, int64_t target) const {
+  const auto of = static_cast<size_t>(row);
+  const auto holds = [&](int64_t n) { return keeps(oldest[of], n); };
+  const bool in_window = windows.holds(row, target);
+  if (in_window && holds(target)) {
+    return {target, nullptr, TruncationReason::kExact, true};
+  }
+  Cut cut = find_cut(points[of], target, holds);
+  if (in_window) {  // its keys are gone
+    cut.reason = TruncationReason::kEvicted;
+  }
+  return cut;
+}
+
 void Cache::Impl::set_state(int64_t row, const RestorePoint* point) noexcept {
   if (point != nullptr) {
     states.load(row, *point);
@@ -257,21 +271,13 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     }
     const auto r = static_cast<int64_t>(row);
     RestorePoints& points = impl.points[row];
-    const auto holds = [&](int64_t n) {
-      return impl.keeps(impl.oldest[row], n);
-    };
-    const bool in_window = impl.windows.holds(r, targets[row]);
-    const bool inside = in_window && holds(targets[row]);
-    const Impl::Cut cut =
-        inside ? Impl::Cut{targets[row], nullptr, TruncationReason::kExact}
-               : impl.find_cut(points, targets[row], holds);
-    worsen(result.reason,
-           in_window && !inside ? TruncationReason::kEvicted : cut.reason);
+    const Impl::Cut cut = impl.find_cut(r, targets[row]);
+    worsen(result.reason, cut.reason);
     result.replay[row] = targets[row] - cut.length;
     std::erase_if(points, [&](const auto& point) {
       return point->position > cut.length;
     });
-    if (inside) {
+    if (cut.in_window) {
       impl.windows.load(r, cut.length, impl.states);
     } else {
       impl.set_state(r, cut.point.get());
@@ -281,7 +287,7 @@ Truncation Cache::truncate(std::span<const int64_t> targets) {
     if (cut.length == 0) {
       impl.clear_row(r);
     }
-    if (inside) {
+    if (cut.in_window) {
       do_cut_in_window(r, impl.windows.start(r));
     }
     shrunk = true;

@@ -30,7 +30,9 @@ struct Cache::Impl {
     int64_t length = 0;
     std::shared_ptr<const RestorePoint> point;  // null: zero state or none
     TruncationReason reason = TruncationReason::kExact;
+    bool in_window = false;  // its states are in the row's state window
   };
+  Cut find_cut(int64_t row, int64_t target) const;
   template <typename Holds>
   Cut find_cut(const RestorePoints& points, int64_t target,
                const Holds& holds) const;

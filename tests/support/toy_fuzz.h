@@ -94,9 +94,7 @@ class Fuzz : private FuzzSteps {
       if (targets[row] >= shadow.length()) {
         continue;
       }
-      std::vector<int64_t> points = shadow.marks;
-      points.insert(points.end(), shadow.window.begin(), shadow.window.end());
-      const ExpectedCut cut = cut_at(points, targets[row]);
+      const ExpectedCut cut = cut_at(shadow, targets[row]);
       reason = std::max(reason, cut.reason);
       replay[row] = targets[row] - cut.length;
       dropped[row].assign(shadow.ids.begin() + cut.length,
@@ -204,7 +202,7 @@ class Fuzz : private FuzzSteps {
     const Truncation got =
         whole ? to.restore(from.checkpoint, static_cast<int64_t>(row))
               : to.restore(from.checkpoint, static_cast<int64_t>(row), target);
-    const ExpectedCut cut = cut_at(from.row.marks, target);
+    const ExpectedCut cut = cut_at(from.row, target);
     std::vector<int64_t> replay(shadows.size(), 0);
     replay[row] = target - cut.length;
     expect_cut(got, cut.reason, replay);

@@ -102,13 +102,15 @@ class FuzzState {
     return found->second;
   }
 
-  ExpectedCut cut_at(const std::vector<int64_t>& marks, int64_t target) const {
+  ExpectedCut cut_at(const ShadowRow& row, int64_t target) const {
     if (!hybrid_ || target == 0) {
       return {target, TruncationReason::kExact};
     }
     int64_t best = 0;
-    for (const int64_t mark : marks) {
-      best = mark <= target ? std::max(best, mark) : best;
+    for (auto points : {&ShadowRow::marks, &ShadowRow::window}) {
+      for (const int64_t point : row.*points) {
+        best = point <= target ? std::max(best, point) : best;
+      }
     }
     return {best, best == target ? TruncationReason::kExact
                                  : TruncationReason::kRestorePoint};
