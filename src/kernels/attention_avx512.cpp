@@ -21,6 +21,7 @@ namespace {
 #include "kernels/attention_tile.inc"
 #include "kernels/attention_range.inc"
 #include "kernels/attention_codes.inc"
+#include "kernels/attention_fold.inc"
 #include "kernels/attention_level.inc"
 // clang-format on
 }  // namespace
