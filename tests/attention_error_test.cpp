@@ -231,6 +231,7 @@ TEST(CpuLevel, IsSupportedAndHasAName) {
   EXPECT_TRUE(kernels::cpu_supports(kernels::CpuLevel::kPortable));
   EXPECT_TRUE(kernels::cpu_supports(kernels::cpu_level()));
   EXPECT_STREQ(kernels::name(kernels::CpuLevel::kAvx512Bf16), "avx512_bf16");
+  EXPECT_STREQ(kernels::name(kernels::CpuLevel::kAmx), "amx");
   const kernels::CpuLevel before = kernels::cpu_level();
   {
     const kernels::ForcedCpuLevel forced(kernels::CpuLevel::kPortable);

@@ -26,8 +26,8 @@ struct AttendOptions {
 // fixed order. The bits of a query depend on its own q and visible keys only:
 // not on threads, neighbours, padding, storage order, ring, capacity, or how
 // many queries come along; and on the CPU level (KVCACHE_CPU_LEVEL: portable,
-// avx2, avx512, avx512_bf16; default the highest that the machine has). Cells
-// that no query sees may hold NaN.
+// avx2, avx_vnni, avx512, avx512_bf16, amx; default the highest that the
+// machine has). Cells that no query sees may hold NaN.
 //
 // float32 and bfloat16; accumulates in float32. With avx512_bf16, weights of a
 // bfloat16 call are rounded to bfloat16. Over KvFormat::kInt8, on the CPU,

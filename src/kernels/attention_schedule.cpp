@@ -24,10 +24,12 @@ const AttentionKernels& kernels_of(CpuLevel level) {
   switch (level) {
 #if defined(__x86_64__)
     case CpuLevel::kAvx2:
+    case CpuLevel::kAvxVnni:
       return attention_avx2();
     case CpuLevel::kAvx512:
       return attention_avx512();
     case CpuLevel::kAvx512Bf16:
+    case CpuLevel::kAmx:
       return attention_avx512_bf16();
 #endif
     default:

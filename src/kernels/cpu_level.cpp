@@ -7,6 +7,14 @@
 #include <cstdlib>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
 namespace kvcache::kernels {
 namespace {
 
@@ -35,9 +43,37 @@ CpuLevel level_of_environment() {
   }
   TORCH_CHECK_VALUE(false,
                     "[cpu_level] KVCACHE_CPU_LEVEL must be portable, avx2, "
-                    "avx512 or avx512_bf16 but is ",
+                    "avx_vnni, avx512, avx512_bf16 or amx but is ",
                     wanted, "; correct it or unset it.");
 }
+
+#if defined(__x86_64__)
+struct Registers {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+// What the builtin of older compilers does not know.
+Registers extended_features(unsigned leaf) {
+  Registers found;
+  __get_cpuid_count(7, leaf, &found.a, &found.b, &found.c, &found.d);
+  return found;
+}
+
+bool has_avx_vnni() { return (extended_features(1).a & (1U << 4)) != 0; }
+
+// Linux gives the registers of the matrix unit to processes that ask for them.
+bool has_amx() {
+#ifdef __linux__
+  constexpr unsigned kTilesAndInt8 = 3U << 24;
+  constexpr int kAskForRegisters = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;             // XFEATURE_XTILEDATA
+  return (extended_features(0).d & kTilesAndInt8) == kTilesAndInt8 &&
+         syscall(SYS_arch_prctl, kAskForRegisters, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 }  // namespace
 
@@ -47,10 +83,14 @@ const char* name(CpuLevel level) {
       return "portable";
     case CpuLevel::kAvx2:
       return "avx2";
+    case CpuLevel::kAvxVnni:
+      return "avx_vnni";
     case CpuLevel::kAvx512:
       return "avx512";
     case CpuLevel::kAvx512Bf16:
       return "avx512_bf16";
+    case CpuLevel::kAmx:
+      return "amx";
   }
   return "unknown";
 }
@@ -65,15 +105,20 @@ bool cpu_supports(CpuLevel level) {
                       __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   switch (level) {
     case CpuLevel::kPortable:
       return true;
     case CpuLevel::kAvx2:
       return avx2;
+    case CpuLevel::kAvxVnni:
+      return avx2 && has_avx_vnni();
     case CpuLevel::kAvx512:
       return avx512;
     case CpuLevel::kAvx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16");
+      return bf16;
+    case CpuLevel::kAmx:
+      return bf16 && __builtin_cpu_supports("avx512vnni") && has_amx();
   }
   return false;
 #else

@@ -6,15 +6,20 @@
 
 namespace kvcache::kernels {
 
-// From least to most. A level holds what the ones below it hold.
+// From least to most. A level holds what the ones below it hold, but AVX-VNNI,
+// which CPUs with AVX-512 may lack. Kernels that have no use for a level run as
+// the one below it.
 enum class CpuLevel : uint8_t {
-  kPortable,   // what the compiler assumes anyway
-  kAvx2,       // AVX2 and FMA
-  kAvx512,     // AVX-512 F, BW, VL, DQ
-  kAvx512Bf16  // and its bfloat16 dot products
+  kPortable,    // what the compiler assumes anyway
+  kAvx2,        // AVX2 and FMA
+  kAvxVnni,     // and integer dot products
+  kAvx512,      // AVX-512 F, BW, VL, DQ
+  kAvx512Bf16,  // and its bfloat16 dot products
+  kAmx          // its integer dot products, and AMX-INT8
 };
-constexpr CpuLevel kCpuLevels[] = {CpuLevel::kPortable, CpuLevel::kAvx2,
-                                   CpuLevel::kAvx512, CpuLevel::kAvx512Bf16};
+constexpr CpuLevel kCpuLevels[] = {CpuLevel::kPortable,   CpuLevel::kAvx2,
+                                   CpuLevel::kAvxVnni,    CpuLevel::kAvx512,
+                                   CpuLevel::kAvx512Bf16, CpuLevel::kAmx};
 
 // As the environment variable KVCACHE_CPU_LEVEL spells it.
 const char* name(CpuLevel level);

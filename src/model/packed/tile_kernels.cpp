@@ -28,10 +28,12 @@ const TileKernels& tile_kernels() {
   static const bool halves = converts_halves();
   const CpuLevel level = kernels::cpu_level();
   static const bool vnni = __builtin_cpu_supports("avx512vnni");
+  if (level >= CpuLevel::kAmx) return amx::tile_kernels();
   if (level >= CpuLevel::kAvx512Bf16 && vnni) {
     return avx512_vnni::tile_kernels();
   }
   if (level >= CpuLevel::kAvx512) return avx512::tile_kernels();
+  if (level >= CpuLevel::kAvxVnni && halves) return avx_vnni::tile_kernels();
   if (level >= CpuLevel::kAvx2 && halves) return avx2::tile_kernels();
 #endif
   return portable::tile_kernels();

@@ -59,6 +59,8 @@ struct TileMatrix {
 };
 
 // Quantised activations, x = scale q. The same inputs of all rows lie together.
+// Written and read by the same kernels: some keep the bytes of q in another
+// order.
 struct TileRows {
   int64_t rows = 1;
   int16_t* q = nullptr;     // [groups, rows, 32]
@@ -98,10 +100,16 @@ const TileKernels& tile_kernels();
 namespace avx2 {
 const TileKernels& tile_kernels();
 }
+namespace avx_vnni {
+const TileKernels& tile_kernels();
+}
 namespace avx512 {
 const TileKernels& tile_kernels();
 }
 namespace avx512_vnni {
+const TileKernels& tile_kernels();
+}
+namespace amx {
 const TileKernels& tile_kernels();
 }
 

@@ -83,6 +83,18 @@ TEST_P(TileKernelsTest, ARowHasOneSetOfBits) {
   at::set_num_threads(before);
 }
 
+// More rows than any kernel takes at a time, whole parts of them and ends.
+TEST_P(TileKernelsTest, ManyRowsHaveTheBitsOfFew) {
+  const TiledLinear linear(weight, {}, std::get<1>(GetParam()).packing);
+  const Tensor rows = random({600, linear.inputs()}, 4);
+  const Tensor all = linear(rows);
+  for (const int64_t count : {1, 8, 15, 16, 31, 256, 257, 272, 535}) {
+    EXPECT_TRUE(at::equal(linear(rows.narrow(0, 600 - count, count)),
+                          all.narrow(0, 600 - count, count)))
+        << count << " rows";
+  }
+}
+
 TEST_P(TileKernelsTest, WhatIsNoNumberStaysInItsRow) {
   const TiledLinear linear(weight, {}, std::get<1>(GetParam()).packing);
   const Tensor all = linear(x);
@@ -119,10 +131,11 @@ TEST_P(TileKernelsTest, LevelsAgree) {
 
 // 16 outputs and 32 inputs a tile: whole ones, and ends of every kind.
 constexpr Shape kShapes[] = {
-    {WeightPacking::kQ4, 16, 32},  {WeightPacking::kQ4, 48, 576},
-    {WeightPacking::kQ4, 33, 96},  {WeightPacking::kQ4, 7, 20},
-    {WeightPacking::kQ8, 16, 32},  {WeightPacking::kQ8, 48, 576},
-    {WeightPacking::kQ8, 100, 64}, {WeightPacking::kQ8, 1, 33}};
+    {WeightPacking::kQ4, 16, 32},   {WeightPacking::kQ4, 48, 576},
+    {WeightPacking::kQ4, 33, 96},   {WeightPacking::kQ4, 7, 20},
+    {WeightPacking::kQ8, 16, 32},   {WeightPacking::kQ8, 48, 576},
+    {WeightPacking::kQ8, 100, 64},  {WeightPacking::kQ8, 1, 33},
+    {WeightPacking::kQ4, 20, 1100}, {WeightPacking::kQ8, 20, 2080}};
 
 INSTANTIATE_TEST_SUITE_P(
     Levels, TileKernelsTest,
