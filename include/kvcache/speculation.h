@@ -41,10 +41,11 @@ class Speculation {
   // Whether a step of so many tokens should keep its states: there are some,
   // and those of this row fit. A step over more rows keeps as many of each.
   bool window(int64_t tokens) const noexcept;
-  // Keeps the first `tokens` that came since. Returns how many of them are to
-  // be fed again: 0, or, with states that the step did not keep, all of them
-  // unless nothing is dropped.
-  // Throws for more than came, and if it was called before.
+  // Keeps the first `tokens` that came since. Returns how many tokens before
+  // the new end are to be fed again: 0, or, with states that the step did not
+  // keep, all of these `tokens` unless nothing is dropped. More of the text
+  // only where a StateCache of a single restore point marked another place
+  // meanwhile. Throws for more than came, and if it was called before.
   int64_t accept(int64_t tokens);
 
  private:
