@@ -64,10 +64,11 @@ bool has_avx_vnni() { return (extended_features(1).a & (1U << 4)) != 0; }
 // Linux gives the registers of the matrix unit to processes that ask for them.
 bool has_amx() {
 #ifdef __linux__
-  constexpr unsigned kTilesAndInt8 = 3U << 24;
+  // AMX-BF16, AMX-TILE, AMX-INT8
+  constexpr unsigned kAll = (1U << 22) | (1U << 24) | (1U << 25);
   constexpr int kAskForRegisters = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;             // XFEATURE_XTILEDATA
-  return (extended_features(0).d & kTilesAndInt8) == kTilesAndInt8 &&
+  return (extended_features(0).d & kAll) == kAll &&
          syscall(SYS_arch_prctl, kAskForRegisters, kTileData) == 0;
 #else
   return false;

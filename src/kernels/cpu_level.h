@@ -15,7 +15,7 @@ enum class CpuLevel : uint8_t {
   kAvxVnni,     // and integer dot products
   kAvx512,      // AVX-512 F, BW, VL, DQ
   kAvx512Bf16,  // and its bfloat16 dot products
-  kAmx          // its integer dot products, and AMX-INT8
+  kAmx          // its integer dot products, AMX-INT8 and AMX-BF16
 };
 constexpr CpuLevel kCpuLevels[] = {CpuLevel::kPortable,   CpuLevel::kAvx2,
                                    CpuLevel::kAvxVnni,    CpuLevel::kAvx512,

@@ -110,7 +110,9 @@ class OneThread {
 
 bool PackedLinear::packs(at::ScalarType dtype) {
   static const bool packs_float = try_packing(at::kFloat);
-  static const bool packs_bfloat16 = try_packing(at::kBFloat16);
+  // On a matrix unit, its sums depend on how many rows there are.
+  static const bool packs_bfloat16 =
+      !DenseTiles::have_matrix_unit() && try_packing(at::kBFloat16);
   if (dtype == at::kFloat) return packs_float;
   return dtype == at::kBFloat16 && packs_bfloat16;
 }
@@ -120,12 +122,13 @@ PackedLinear::PackedLinear(const Tensor& weight, const Tensor& bias,
     : inputs_(weight.size(1)),
       outputs_(weight.size(0)),
       dtype_(weight.scalar_type()) {
-  if (bias.defined()) bias_ = bias;
   const c10::InferenceMode inference;
   if (packs(dtype_)) {
     weight_ = reorder_weight(weight);
+    if (bias.defined()) bias_ = bias;
   } else {
     tiles_.emplace(weight, arena);
+    if (bias.defined()) bias_ = bias.to(at::kFloat);
   }
 }
 
@@ -153,9 +156,7 @@ Tensor PackedLinear::operator()(const Tensor& x) const {
 
 Tensor PackedLinear::multiply(const Tensor& x) const {
   if (!tiles_) return linear_pointwise(x, weight_, bias_);
-  Tensor sums = (*tiles_)(x);
-  if (bias_) sums.add_(*bias_);
-  return sums.to(dtype_);
+  return tiles_->rounded(x, bias_.value_or(Tensor()));
 }
 
 bool PackedLinear::probe_row_exact() const {

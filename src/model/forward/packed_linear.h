@@ -30,7 +30,8 @@ class PackedLinear {
   PackedLinear(const Tensor& weight, const Tensor& bias);
 
   // Whether oneDNN packs float32 or bfloat16 weights on this CPU. Where it does
-  // not (bfloat16 without AVX-512), they are multiplied as DenseTiles.
+  // not (bfloat16 without AVX-512), or not row-exact (bfloat16 with AMX), they
+  // are multiplied as DenseTiles.
   static bool packs(at::ScalarType dtype);
 
   int64_t inputs() const noexcept { return inputs_; }
@@ -56,7 +57,7 @@ class PackedLinear {
 
   Tensor weight_;  // packed by oneDNN; undefined: tiles_
   std::optional<DenseTiles> tiles_;
-  std::optional<Tensor> bias_;
+  std::optional<Tensor> bias_;  // of tiles_: float32
   int64_t inputs_ = 0;
   int64_t outputs_ = 0;
   at::ScalarType dtype_ = at::kFloat;

@@ -31,7 +31,33 @@ void write_tiles(const DenseMatrix& shape, const W* weight, W* tiles) {
   });
 }
 
+// [N / 16, K / 2, 16, 2].
+void write_pairs(const DenseMatrix& shape, const uint16_t* weight,
+                 uint16_t* tiles) {
+  const int64_t padded = shape.padded_inputs();
+  at::parallel_for(0, shape.blocks(), 1, [&](int64_t first, int64_t last) {
+    const int64_t end = std::min(shape.outputs, last * kTileOutputs);
+    for (int64_t n = first * kTileOutputs; n < end; ++n) {
+      uint16_t* to = tiles + n / kTileOutputs * kTileOutputs * padded +
+                     n % kTileOutputs * 2;
+      for (int64_t k = 0; k < shape.inputs; ++k) {
+        to[k / 2 * 2 * kTileOutputs + k % 2] = weight[n * shape.inputs + k];
+      }
+    }
+  });
+}
+
+// Blocks of outputs that make a thread worth waking.
+int64_t grain_of(const DenseMatrix& shape, int64_t rows) {
+  const int64_t work = rows * shape.inputs * kTileOutputs;
+  return std::max<int64_t>(1, kWorkOfThread / std::max<int64_t>(1, work));
+}
+
 }  // namespace
+
+bool DenseTiles::have_matrix_unit() {
+  return tile_kernels().multiply_pairs != nullptr;
+}
 
 DenseMatrix DenseTiles::shape_of(const Tensor& weight) {
   TORCH_CHECK_TYPE(weight.scalar_type() == at::kFloat ||
@@ -42,12 +68,14 @@ DenseMatrix DenseTiles::shape_of(const Tensor& weight) {
   shape.outputs = weight.size(0);
   shape.inputs = weight.size(1);
   shape.bfloat16 = weight.scalar_type() == at::kBFloat16;
+  shape.pairs = shape.bfloat16 && have_matrix_unit();
   return shape;
 }
 
 size_t DenseTiles::bytes_of(const Tensor& weight) {
   const DenseMatrix shape = shape_of(weight);
-  return static_cast<size_t>(shape.blocks() * kTileOutputs * shape.inputs) *
+  return static_cast<size_t>(shape.blocks() * kTileOutputs *
+                             shape.padded_inputs()) *
          weight.element_size();
 }
 
@@ -68,7 +96,11 @@ void DenseTiles::write(const Tensor& weight, void* tiles) {
   matrix_ = shape_of(weight);
   matrix_.weights = tiles;
   const Tensor rows = weight.contiguous();
-  if (matrix_.bfloat16) {
+  if (matrix_.pairs) {
+    multiply_pairs_ = tile_kernels().multiply_pairs;
+    write_pairs(matrix_, static_cast<const uint16_t*>(rows.const_data_ptr()),
+                static_cast<uint16_t*>(tiles));
+  } else if (matrix_.bfloat16) {
     write_tiles(matrix_, static_cast<const uint16_t*>(rows.const_data_ptr()),
                 static_cast<uint16_t*>(tiles));
   } else {
@@ -77,21 +109,47 @@ void DenseTiles::write(const Tensor& weight, void* tiles) {
   }
 }
 
+Tensor DenseTiles::pairs(const Tensor& x, const Tensor& bias,
+                         at::ScalarType dtype) const {
+  PairRows rows;
+  rows.x = static_cast<const uint16_t*>(x.const_data_ptr());
+  rows.rows = x.size(0);
+  rows.inputs = matrix_.inputs;
+  if (bias.defined()) rows.bias = bias.const_data_ptr<float>();
+  Tensor out =
+      at::empty({rows.rows, matrix_.outputs}, x.options().dtype(dtype));
+  if (dtype == at::kFloat) {
+    rows.sums = out.mutable_data_ptr<float>();
+  } else {
+    rows.rounded = static_cast<uint16_t*>(out.mutable_data_ptr());
+  }
+  at::parallel_for(0, matrix_.blocks(), grain_of(matrix_, rows.rows),
+                   [&](int64_t first, int64_t last) {
+                     multiply_pairs_(matrix_, rows, first, last);
+                   });
+  return out;
+}
+
 Tensor DenseTiles::operator()(const Tensor& x) const {
+  if (matrix_.pairs) return pairs(x.contiguous(), {}, at::kFloat);
   const int64_t rows = x.size(0);
   const Tensor wide = x.to(at::kFloat).contiguous();
   Tensor out = at::empty({rows, matrix_.outputs}, wide.options());
   const auto* from = wide.const_data_ptr<float>();
   auto* to = out.mutable_data_ptr<float>();
   const auto multiply = tile_kernels().multiply_dense;
-  const int64_t work = rows * matrix_.inputs * kTileOutputs;
-  const int64_t grain =
-      std::max<int64_t>(1, kWorkOfThread / std::max<int64_t>(1, work));
-  at::parallel_for(0, matrix_.blocks(), grain,
+  at::parallel_for(0, matrix_.blocks(), grain_of(matrix_, rows),
                    [&](int64_t first, int64_t last) {
                      multiply(matrix_, from, rows, to, first, last);
                    });
   return out;
+}
+
+Tensor DenseTiles::rounded(const Tensor& x, const Tensor& bias) const {
+  if (matrix_.pairs) return pairs(x.contiguous(), bias, x.scalar_type());
+  Tensor sums = (*this)(x);
+  if (bias.defined()) sums.add_(bias);
+  return sums.to(x.scalar_type());
 }
 
 }  // namespace kvcache::model

@@ -227,7 +227,7 @@ void multiply_rows_or_matrix(const TileMatrix& w, const TileRows& x, float* out,
 }
 
 constexpr TileKernels kMatrixKernels = {quantise_rows, multiply_rows_or_matrix,
-                                        multiply_dense};
+                                        multiply_dense, multiply_pairs};
 
 }  // namespace
 

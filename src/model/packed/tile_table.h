@@ -68,16 +68,36 @@ struct TileRows {
   float* offset = nullptr;  // [groups, rows], scale times the sum of q
 };
 
-// Weights as they are, of CPUs whose oneDNN has no product for them: [N / 16,
-// K, 16] float32 or bfloat16, N rounded up with zeros.
+// Weights as they are, N and K rounded up with zeros: [N / 16, K, 16] float32
+// or bfloat16, or, in pairs of inputs, [N / 16, K / 2, 16, 2] bfloat16, K a
+// multiple of 32.
 struct DenseMatrix {
   const void* weights = nullptr;
   bool bfloat16 = false;
+  bool pairs = false;
   int64_t outputs = 0;  // N
   int64_t inputs = 0;   // K
 
   int64_t blocks() const { return (outputs + kTileOutputs - 1) / kTileOutputs; }
+  int64_t padded_inputs() const {
+    return pairs ? tile_groups(inputs) * kTileInputs : inputs;
+  }
 };
+
+// Dense rows of bfloat16, and where their products go: float32 sums, or these
+// rounded to bfloat16.
+struct PairRows {
+  const uint16_t* x = nullptr;  // [rows, inputs]
+  int64_t rows = 0;
+  int64_t inputs = 0;
+  const float* bias = nullptr;  // [N], or none
+  float* sums = nullptr;        // [rows, N], or
+  uint16_t* rounded = nullptr;  // [rows, N]
+};
+
+// out of x: see PairRows; outputs of the blocks [first, last) of 16.
+using PairsKernel = void (*)(const DenseMatrix& w, const PairRows& x,
+                             int64_t first, int64_t last);
 
 struct TileKernels {
   // `inputs` values into row `row` of `to`. A group that holds a NaN or an
@@ -91,6 +111,8 @@ struct TileKernels {
   // out[m, n] = x[m] . w[n], both dense, for the same outputs.
   void (*multiply_dense)(const DenseMatrix& w, const float* x, int64_t rows,
                          float* out, int64_t first, int64_t last);
+  // Of weights in pairs; nullptr where nothing is gained by them.
+  PairsKernel multiply_pairs = nullptr;
 };
 
 // One table per instruction set.
@@ -111,6 +133,8 @@ const TileKernels& tile_kernels();
 }
 namespace amx {
 const TileKernels& tile_kernels();
-}
+void multiply_pairs(const DenseMatrix& w, const PairRows& x, int64_t first,
+                    int64_t last);
+}  // namespace amx
 
 }  // namespace kvcache::model

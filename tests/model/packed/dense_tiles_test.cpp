@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +61,28 @@ TEST_P(DenseTilesTest, IsTheProduct) {
   EXPECT_LT(error.max().item<double>(), kRelative);
 }
 
-// Whatever runs along, on any number of threads, on any level.
+TEST_P(DenseTilesTest, RoundsOnceBehindTheBias) {
+  const Tensor bias = at::linspace(-1, 1, weight.size(0));
+  for (const Tensor& added : {Tensor(), bias}) {
+    Tensor wanted = (*tiles)(x);
+    if (added.defined()) wanted = wanted + added;
+    EXPECT_TRUE(at::equal(tiles->rounded(x, added), wanted.to(x.dtype())));
+  }
+}
+
+// More rows than any kernel takes at a time, whole parts of them and ends.
+TEST_P(DenseTilesTest, ManyRowsHaveTheBitsOfFew) {
+  const Tensor rows = x.repeat({10, 1});
+  const Tensor all = (*tiles)(rows);
+  for (const int64_t count : {1, 15, 16, 17, 31, 32, 33, 256, 500}) {
+    EXPECT_TRUE(at::equal((*tiles)(rows.narrow(0, 610 - count, count)),
+                          all.narrow(0, 610 - count, count)))
+        << count << " rows";
+  }
+}
+
+// Whatever runs along, on any number of threads, on any level. (Weights in
+// pairs have a kernel of their own, which stays theirs.)
 TEST_P(DenseTilesTest, ARowHasOneSetOfBits) {
   const Tensor all = (*tiles)(x);
   const int before = at::get_num_threads();
@@ -93,7 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::ValuesIn(kernels::kCpuLevels),
                        ::testing::Values(at::kFloat, at::kBFloat16),
                        ::testing::Values(Shape{16, 32}, Shape{48, 576},
-                                         Shape{33, 96}, Shape{7, 19})),
+                                         Shape{33, 96}, Shape{7, 19},
+                                         Shape{40, 5000})),
     [](const auto& info) {
       const Shape& shape = std::get<2>(info.param);
       return std::string(kernels::name(std::get<0>(info.param))) +
