@@ -92,5 +92,6 @@ const AttentionKernels& attention_portable();
 const AttentionKernels& attention_avx2();
 const AttentionKernels& attention_avx512();
 const AttentionKernels& attention_avx512_bf16();
+const AttentionKernels& attention_amx();
 
 }  // namespace kvcache::kernels

@@ -29,8 +29,9 @@ const AttentionKernels& kernels_of(CpuLevel level) {
     case CpuLevel::kAvx512:
       return attention_avx512();
     case CpuLevel::kAvx512Bf16:
-    case CpuLevel::kAmx:
       return attention_avx512_bf16();
+    case CpuLevel::kAmx:
+      return attention_amx();
 #endif
     default:
       return attention_portable();
