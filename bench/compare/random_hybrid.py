@@ -12,7 +12,7 @@ import transformers
 # 18 gated delta and 6 attention layers; a smaller vocabulary than the real one,
 # so that peers fit beside each other.
 SHAPE = {
-    "vocab_size": 32768,
+    "vocab_size": 65536,
     "hidden_size": 1024,
     "intermediate_size": 3584,
     "num_hidden_layers": 24,
