@@ -60,6 +60,7 @@ class Bench {
     first_token(beginning, prefix);  // leaves the beginning behind
     note("warm", first_token(second, prefix));
     note("the same again", first_token(second, prefix));
+    note("its first token", known_token(second, prefix));
     checkpoints(second);
     const Tokens other = draw(shared_ / 4);
     note("0 % hits, no store", first_token(other, nullptr));
@@ -110,6 +111,20 @@ class Bench {
     options.prefix = std::move(prefix);
     model::generate(*model_, cache_.get(), prompt, options);
     return ms_since(start);
+  }
+  // Until the first token of a prompt that was there before is shown.
+  double known_token(const Tokens& prompt,
+                     std::shared_ptr<model::PrefixCache> prefix) {
+    cache_->reset();
+    double shown = 0;
+    const auto start = Clock::now();
+    model::GenerateOptions options{.max_new_tokens = 1, .ignore_eos = true};
+    options.prefix = std::move(prefix);
+    model::generate(*model_, cache_.get(), prompt, options,
+                    {.on_token = [&](const model::GeneratedToken&) {
+                      shown = ms_since(start);
+                    }});
+    return shown;
   }
   void checkpoints(const Tokens& prompt) {
     first_token(prompt, nullptr);

@@ -83,6 +83,10 @@ class PrefixCache {
   std::unique_ptr<Impl> impl_;
 };
 
+// When a row gets what was found. A prompt whose logits are known gives its
+// first token before anything is copied, if the row may wait for that.
+enum class RestoreTime : uint8_t { kAtOnce, kBehindFirstToken };
+
 // One request on its way through one row of a cache. All it is given must
 // outlive it.
 class PrefixRun {
@@ -90,14 +94,20 @@ class PrefixRun {
   // Looks up `prompt`, and restores what it finds into the row, unless that
   // holds as much of it already. `marks`: ends of turns, for the placement.
   // Throws for a cache with rings, of which no block can be kept.
+  // kBehindFirstToken: where logits() are there, arrive() restores.
   PrefixRun(PrefixCache& prefix, Cache& cache, int64_t row,
             std::span<const int64_t> prompt, const Namespace& space,
-            std::span<const int64_t> marks = {});
+            std::span<const int64_t> marks = {},
+            RestoreTime when = RestoreTime::kAtOnce);
 
   const Reuse& reuse() const noexcept { return reuse_; }
   // [1, 1, V] after the whole prompt, if an earlier request had the same; else
   // undefined.
   const Tensor& logits() const noexcept { return hit_.final_hidden; }
+  // Tokens of the prompt that the row holds, or will behind arrive().
+  int64_t held() const noexcept { return held_; }
+  // Restores what waited, before the row is used. Else nothing.
+  void arrive();
   // Where the prefill step from position `done` on has to end.
   int64_t step_end(int64_t done) const;
   // After a prefill step up to `done`; `logits` [1, 1, V] of its last token.
@@ -107,7 +117,7 @@ class PrefixRun {
   void keep(std::span<const int64_t> sequence) noexcept;
 
  private:
-  void restore(std::span<const int64_t> prompt);
+  void find(std::span<const int64_t> prompt);
   void stay(int64_t held);
   int64_t kept_length() const;
   StoredText stored(int64_t length) const;
@@ -116,6 +126,8 @@ class PrefixRun {
   Cache& cache_;
   int64_t row_;
   int64_t prompt_;  // tokens
+  int64_t held_ = 0;
+  bool waiting_ = false;
   Namespace space_;
   Hit hit_;
   Reuse reuse_;

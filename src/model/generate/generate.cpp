@@ -104,6 +104,7 @@ class Generation {
     const Tensor logits = timed_prefill();
     if (!logits.defined()) return answer_->cancel();
     bool over = answer_->take(logits_row(logits));
+    if (prefix_) prefix_->arrive();
     while (!over) {
       if (hooks_.stop.stop_requested()) return answer_->cancel();
       over = many_fit() ? replay_many()
@@ -240,12 +241,12 @@ class Generation {
   Tensor prefill_behind_prefix(std::span<const int64_t> prompt) {
     prefix_.emplace(*options_.prefix, *cache_, 0, prompt,
                     with_adapter(options_.space, model_, adapter_),
-                    options_.marks);
+                    options_.marks, RestoreTime::kBehindFirstToken);
     answer_->result().reuse = std::make_shared<Reuse>(prefix_->reuse());
-    answer_->result().reused = cache_->lengths()[0];
+    answer_->result().reused = prefix_->held();
     const auto total = static_cast<int64_t>(prompt.size());
     Tensor logits = prefix_->logits();
-    for (int64_t done = cache_->lengths()[0]; done < total;) {
+    for (int64_t done = prefix_->held(); done < total;) {
       if (hooks_.stop.stop_requested()) return {};
       const int64_t end = prefix_->step_end(done);
       logits = feed(model_, *cache_,

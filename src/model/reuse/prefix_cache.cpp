@@ -85,7 +85,7 @@ int64_t PrefixCache::save() {
 
 PrefixRun::PrefixRun(PrefixCache& prefix, Cache& cache, int64_t row,
                      std::span<const int64_t> prompt, const Namespace& space,
-                     std::span<const int64_t> marks)
+                     std::span<const int64_t> marks, RestoreTime when)
     : prefix_(*prefix.impl_),
       cache_(cache),
       row_(row),
@@ -93,15 +93,16 @@ PrefixRun::PrefixRun(PrefixCache& prefix, Cache& cache, int64_t row,
       space_(space) {
   // A ring cannot be kept: said here, not by never reusing anything.
   cache.checkpoint(row, BlockOptions{.length = 0});
-  restore(prompt);
-  const int64_t held = cache.lengths()[static_cast<size_t>(row)];
-  if (has_states(cache.spec()) && held < prompt_) {
-    ends_ = prefix_.placement.positions(held, prompt_, marks,
+  held_ = cache.lengths()[static_cast<size_t>(row)];
+  find(prompt);
+  if (when == RestoreTime::kAtOnce || !logits().defined()) arrive();
+  if (has_states(cache.spec()) && held_ < prompt_) {
+    ends_ = prefix_.placement.positions(held_, prompt_, marks,
                                         reuse_.report.divergence);
   }
 }
 
-void PrefixRun::restore(std::span<const int64_t> prompt) {
+void PrefixRun::find(std::span<const int64_t> prompt) {
   const PrefixOptions& options = prefix_.options;
   hit_ = prefix_.store->lookup({.tokens = prompt,
                                 .space = space_,
@@ -129,12 +130,18 @@ void PrefixRun::restore(std::span<const int64_t> prompt) {
       if (found->matched < prompt_) report.first_different = found->matched;
     }
   }
-  const int64_t held = cache_.lengths()[static_cast<size_t>(row_)];
-  if (!hit_.text || hit_.position <= held) return stay(held);
-  cache_.restore(hit_.text->parts[0], row_, hit_.position);
+  if (!hit_.text || hit_.position <= held_) return stay(held_);
+  held_ = hit_.position;
+  waiting_ = true;
   if (hit_.position < prompt_) hit_.final_hidden.reset();
   prompt_logits_ = hit_.final_hidden;
   reuse_.whole_prompt = prompt_logits_.defined();
+}
+
+void PrefixRun::arrive() {
+  if (!waiting_) return;
+  cache_.restore(hit_.text->parts[0], row_, hit_.position);
+  waiting_ = false;
 }
 
 // The row goes on from what it holds. What the store has of that is shared with
@@ -213,6 +220,7 @@ StoredText PrefixRun::stored(int64_t length) const {
 
 void PrefixRun::keep(std::span<const int64_t> sequence) noexcept {
   try {
+    arrive();
     const int64_t length = kept_length();
     if (length <= hit_.position) return;
     const CacheSpec& spec = cache_.spec();

@@ -211,6 +211,39 @@ TEST_P(PrefixCacheTest, K40TheSamePromptAgainNeedsNoForward) {
   }
 }
 
+// Its first token comes from logits that were kept, before anything is copied;
+// where that token fails, the row is what it was.
+TEST_P(PrefixCacheTest, AKnownPromptGivesItsFirstTokenBeforeItIsRestored) {
+  const auto prefix =
+      std::make_shared<PrefixCache>(model, store_of(), small_chunks());
+  const Tokens prompt = some(12, 3);
+  const GenerateResult first = answer(*model, prompt, greedy(prefix));
+  const auto cache = make_cache(CacheKind::kState, *model, {.capacity = 64});
+  std::vector<int64_t> lengths;
+  GenerateHooks hooks;
+  hooks.on_token = [&](const GeneratedToken&) {
+    lengths.push_back(cache->lengths()[0]);
+  };
+  const GenerateResult again =
+      generate(*model, cache.get(), prompt, greedy(prefix), hooks);
+  expect_same(again, first);
+  ASSERT_GE(lengths.size(), 2U);
+  EXPECT_EQ(lengths[0], 0);
+  EXPECT_EQ(lengths[1], 13);
+  EXPECT_EQ(again.reused, 12);
+  GenerateOptions one = greedy(prefix);
+  one.max_new_tokens = 1;
+  cache->reset();
+  EXPECT_EQ(generate(*model, cache.get(), prompt, one).cache_length, 12);
+  cache->reset();
+  hooks.on_token = [](const GeneratedToken&) {
+    throw std::runtime_error("full");
+  };
+  EXPECT_THROW(generate(*model, cache.get(), prompt, one, hooks),
+               std::runtime_error);
+  EXPECT_EQ(cache->lengths()[0], 0);
+}
+
 // K50: a conversation computes what is new and no more, where the model is
 // row-exact: its answers are in the store as they were decoded.
 TEST_P(PrefixCacheTest, K50AConversationNeverComputesItsPast) {
